@@ -157,7 +157,7 @@ def wrong_words(name: str, text: str) -> list[str]:
     texts, names = code_words()
     known = texts | public().words | set(vars(errors)) | WORDS_OF_OTHERS | EXTRAS | set(dir(builtins))
     if name not in ("extend.md", "python.md"):
-        known |= names | WORDS_OF_OPENAI | {*json_schemas._UNENFORCED}
+        known |= names | WORDS_OF_OPENAI | {*bad_bodies._REFUSED, *json_schemas._UNENFORCED}
     words = list[str]()
     for span in spans(text):
         if re.fullmatch(r"[A-Za-z_]\w*(?:\.[a-z_]\w*|\[\d*\])*", span) and not re.search(_FILE, span):

@@ -6,7 +6,7 @@ import json
 import sys
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -25,6 +25,7 @@ from ..models.model_files import DEFAULT_MODEL
 from ..policies.methods import DEFAULT_METHOD
 from ..progress import complain, err, out, write
 from ..request import Request
+from ..sampling.grammar import Grammar
 from ..text.encoding import Prompt, user
 from ..verify.schemes import Match
 from . import console as show
@@ -94,12 +95,8 @@ def generate(
     observers = trace.observers(context, method)
     if options.show_trees:
         observers.append(show.Trees())
-    model = template.given_to(compute.load(target))
-    engine = Engine(model, speculation, observers=observers, template_variables=template.variables)
-    if schema is not None:
-        params = replace(params, constraint=engine.grammars.json_schema(schema))
-    elif options.regex is not None:
-        params = replace(params, constraint=engine.grammars.regex(options.regex))
+    engine = template.engine(compute.load(target), speculation, observers)
+    params = replace(params, constraint=_grammar(engine, schema, options.regex))
     handle = engine.submit(message, params, prediction=predicted)
     request = handle.request
     with on_interrupt(lambda: f"interrupted after {len(request.output_ids)} tokens"):
@@ -126,6 +123,12 @@ def _check_choices(speculation: SpeculationParams) -> None:
     if method != DEFAULT_METHOD or drafter == NONE:
         what = f"method {method}" if method != DEFAULT_METHOD else "drafter none"
         raise ConfigError(f"--explain is about choices but {what} leaves none: use --method auto and a drafter")
+
+
+def _grammar(engine: Engine, schema: Any, regex: str | None) -> Grammar | None:
+    if schema is not None:
+        return engine.grammars.json_schema(schema)
+    return None if regex is None else engine.grammars.regex(regex)
 
 
 def _report(engine: Engine, request: Request) -> dict[str, object]:
@@ -242,13 +245,7 @@ def chat(
     """Talk to a model: /reset forgets the conversation, /exit or Ctrl-D ends it, Ctrl-C ends an answer or it."""
     observers = trace.observers(context, str(speculation.method))
     # A turn reads what is new in it: the row of the turn before is kept.
-    engine = Engine(
-        template.given_to(compute.load(model)),
-        speculation,
-        observers=observers,
-        scheduling=SchedulerParams(rows=1, prefixes=1),
-        template_variables=template.variables,
-    )
+    engine = template.engine(compute.load(model), speculation, observers, SchedulerParams(rows=1, prefixes=1))
     messages: list[dict[str, str]] = []
     err.print("/reset forgets the conversation, /exit ends it", style="dim")
     while True:

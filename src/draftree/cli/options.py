@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import Field, asdict, dataclass, fields, is_dataclass
 from types import NoneType
 from typing import Annotated, Any, cast, get_args, get_origin, get_type_hints
@@ -12,7 +12,9 @@ from typing import Annotated, Any, cast, get_args, get_origin, get_type_hints
 import typer
 
 from ..config import Checked, Count, option
-from ..engine.speculation import Observer
+from ..engine.engine import Engine
+from ..engine.scheduler import SchedulerParams
+from ..engine.speculation import Observer, SpeculationParams
 from ..errors import ConfigError, FieldError
 from ..models.base import LanguageModel
 from ..models.loading import ModelOptions, load
@@ -169,8 +171,14 @@ class TemplateOptions:
     def __post_init__(self) -> None:
         check_variables(self.variables or {}, "--chat-template-kwargs")
 
-    def given_to(self, model: LanguageModel) -> LanguageModel:
-        """Set the model's chat template and return the model.
+    def engine(
+        self,
+        model: LanguageModel,
+        speculation: SpeculationParams,
+        observers: Sequence[Observer],
+        scheduling: SchedulerParams | None = None,
+    ) -> Engine:
+        """Set the model's chat template and build an engine.
 
         Raises:
             PromptError: the file cannot be read, or is no template that takes a question.
@@ -181,7 +189,8 @@ class TemplateOptions:
                 raise ConfigError(f"--chat-template {self.chat_template}: the model has no tokenizer: leave it out")
             model.tokenizer.chat_template = read_file(self.chat_template, "--chat-template")
             render(model.tokenizer, Conversation(user("?"), variables=self.variables or {}))
-        return model
+        variables = self.variables
+        return Engine(model, speculation, observers=observers, scheduling=scheduling, template_variables=variables)
 
 
 NAMES = "smollm2, a folder, a .gguf file, hf.co/ORG/NAME:QUANTISATION or a hub id"

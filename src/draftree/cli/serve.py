@@ -140,16 +140,10 @@ def serve(
 
         def load() -> Engine:
             nonlocal most_nodes, speculation
-            target = template.given_to(_loaded(compute, model))
+            target = _loaded(compute, model)
             most_nodes = server.nodes_limit or max(profile_of(target).most_nodes(_LONGEST), speculation.nodes or 0)
             speculation = speculation.within(most_nodes)
-            return Engine(
-                target,
-                speculation,
-                observers=observers,
-                scheduling=scheduling,
-                template_variables=template.variables,
-            )
+            return template.engine(target, speculation, observers, scheduling)
 
         with loading(listener):
             loop = EngineLoop(load)
@@ -243,11 +237,8 @@ def batch(
     total, before = len(lines), len(output.done)
     if before < total:
         observers = trace.observers(context, str(speculation.method))
-        model = template.given_to(_loaded(compute, target))
-        scheduling = replace(scheduling, queue=QUEUE)
-        engine = Engine(
-            model, speculation, observers=observers, scheduling=scheduling, template_variables=template.variables
-        )
+        model = _loaded(compute, target)
+        engine = template.engine(model, speculation, observers, replace(scheduling, queue=QUEUE))
         answering = Answering(engine, speculation, name or model.capabilities.name, scheduling.rows)
         waiting = (line for line in lines if line.id not in output.done)
         with on_interrupt(lambda: f"interrupted after {len(output.done)} of {total} lines: {GO_ON}"):

@@ -376,12 +376,12 @@ class CompletionBuilder:
     def events(self, index: int, chunks: Sequence[Chunk]) -> Iterator[dict[str, Any]]:
         """Yield new tokens of a choice as one event, or as one each if the stream has a trace."""
         parser = self._parsers[index]
-        for some in map(lambda chunk: [chunk], chunks) if self._options.include_trace else [chunks]:
-            part: Any = "".join([chunk.text for chunk in some])
+        for group in map(lambda chunk: [chunk], chunks) if self._options.include_trace else [chunks]:
+            part: Any = "".join([chunk.text for chunk in group])
             if parser:
-                part = _delta([parsed for chunk in some for parsed in parser.push(chunk)])
-            if part or self._options.include_trace or any([chunk.logprobs is not None for chunk in some]):
-                yield self._piece(index, {"content": part} if self._chat and not parser else part, None, some)
+                part = _delta([parsed for chunk in group for parsed in parser.push(chunk)])
+            if part or self._options.include_trace or any([chunk.logprobs is not None for chunk in group]):
+                yield self._piece(index, {"content": part} if self._chat and not parser else part, None, group)
 
     def ended(self, index: int) -> Iterator[dict[str, Any]]:
         """Yield the event that ends a choice, with the text that was held back."""

@@ -21,41 +21,26 @@ log = logging.getLogger("draftree.openai")
 
 NOT_JSON = "the body is no JSON object: send one, as application/json"
 
-_OTHER_TOOLS = "use tools and tool_choice"
-_OTHER_CONSTRAINT = "use structured_outputs"
-_OTHER_LIMIT = "use max_tokens, or max_output_tokens of a response"
-_OF_CHATS = "send it to /v1/chat/completions"
-_OF_RESPONSES = "send it to /v1/responses"
-_ALONE = "leave it out"
 _REFUSED: Mapping[str, tuple[str, Sequence[object]]] = {
-    "add_special_tokens": (_ALONE, (True,)),
-    "audio": (_ALONE, ()),
-    "best_of": (_ALONE, (1,)),
-    "chat_template": ("start the server with --chat-template", ("",)),
-    "function_call": (_OTHER_TOOLS, ("none", "auto")),
-    "functions": (_OTHER_TOOLS, ([],)),
-    "grammar": (_OTHER_CONSTRAINT, ("",)),
-    "guided_choice": (_OTHER_CONSTRAINT, ()),
-    "guided_grammar": (_OTHER_CONSTRAINT, ()),
-    "guided_json": (_OTHER_CONSTRAINT, ()),
-    "guided_regex": (_OTHER_CONSTRAINT, ()),
-    "input": (_OF_RESPONSES, ()),
-    "instructions": (_OF_RESPONSES, ()),
-    "json_schema": (_OTHER_CONSTRAINT, ()),
-    "max_completion_tokens": (_OTHER_LIMIT, ()),
-    "max_output_tokens": (_OTHER_LIMIT, ()),
-    "messages": (_OF_CHATS, ()),
-    "modalities": (_ALONE, (["text"],)),
-    "moderation": (_ALONE, ()),
-    "prompt": ("send a text to /v1/completions", ()),
-    "repeat_penalty": ("use repetition_penalty", (1,)),
-    "response_format": ("use text.format of a response", ({"type": "text"},)),
-    "suffix": (_ALONE, ("",)),
-    "tool_choice": (_OF_CHATS, ("none", "auto")),
-    "tools": (_OF_CHATS, ([],)),
-    "truncate_prompt_tokens": ("shorten the prompt", ()),
-    "use_beam_search": (_ALONE, (False,)),
-    "web_search_options": (_ALONE, ()),
+    name: (way_out, neutral)
+    for names, way_out, neutral in (
+        ("audio moderation web_search_options", "leave it out", ()),
+        ("add_special_tokens best_of", "leave it out", (1,)),  # 1 is True, 0 is False
+        ("modalities", "leave it out", (["text"],)),
+        ("suffix use_beam_search", "leave it out", ("", 0)),
+        ("chat_template", "start the server with --chat-template", ("",)),
+        ("function_call functions", "use tools and tool_choice", ("none", "auto", [])),
+        ("grammar guided_choice guided_grammar guided_json guided_regex json_schema", "use structured_outputs", ("",)),
+        ("input instructions", "send it to /v1/responses", ()),
+        ("max_completion_tokens max_output_tokens", "use max_tokens, or max_output_tokens of a response", ()),
+        ("messages", "send it to /v1/chat/completions", ()),
+        ("prompt", "send a text to /v1/completions", ()),
+        ("repeat_penalty", "use repetition_penalty", (1,)),
+        ("response_format", "use text.format of a response", ({"type": "text"},)),
+        ("tool_choice tools", "send it to /v1/chat/completions", ("none", "auto", [])),
+        ("truncate_prompt_tokens", "shorten the prompt", ()),
+    )
+    for name in names.split()
 }
 """Fields that clients send and that would change the answer -> the way out, and the values that change nothing."""
 
@@ -137,7 +122,8 @@ def _objects(value: object) -> int:
     while left and count <= _MOST_OBJECTS:
         if isinstance(inner := left.pop(), _NESTED):
             count += 1
-            left += [each for each in (inner.values() if isinstance(inner, dict) else inner) if type(each) in _NESTED]
+            values = inner.values() if isinstance(inner, dict) else inner
+            left += [nested for nested in values if type(nested) in _NESTED]
     return count
 
 
@@ -181,10 +167,10 @@ def body_error(errors: Sequence[Any], sent: object, prefix: str = "") -> dict[st
         sent: the body.
     """
     first = errors[0]["loc"][:1]
-    placed = [(tuple(_place(each, sent)), each) for each in errors if each["loc"][:1] == first]
+    placed = [(tuple(_place(problem, sent)), problem) for problem in errors if problem["loc"][:1] == first]
     place = max((at for at, _ in placed), key=len)
-    here = [each for at, each in placed if at == place]
-    wrong = next((each for each in here if each["type"] == "value_error"), here[0])
+    here = [problem for at, problem in placed if at == place]
+    wrong = next((problem for problem in here if problem["type"] == "value_error"), here[0])
     name = re.sub(r"\.(?=\[)", "", ".".join(place))
     if isinstance(inner := wrong.get("ctx", {}).get("error"), FieldError):
         inner.rename(f"{name}.{inner.field}".lstrip("."))
@@ -194,7 +180,7 @@ def body_error(errors: Sequence[Any], sent: object, prefix: str = "") -> dict[st
     if wrong["type"] == "missing":
         return error(f"{prefix}{name} is missing: add it", INVALID, name, "missing_required_parameter")
     value = json.dumps(wrong["input"]) if isinstance(wrong["input"], (str, int, float)) else "wrong"
-    what = ", or ".join(dict.fromkeys(way_out(each) for each in here))
+    what = ", or ".join(dict.fromkeys(way_out(problem) for problem in here))
     code = "invalid_type" if wrong["type"].endswith("_type") else "invalid_value"
     return error(prefix + shortened(f"{name} is {value}: {what}"), INVALID, name, code)
 

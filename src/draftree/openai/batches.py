@@ -251,20 +251,20 @@ class Answering:
         try:
             for line in lines:
                 under.append(self._begun(line))
-                while sum(max(1, len(each.handles)) for each in under) >= self._most:
+                while sum(max(1, len(entry.handles)) for entry in under) >= self._most:
                     yield from self._ended(under)
             while under:
                 yield from self._ended(under)
         finally:
-            for each in under:
-                each.cancel()
+            for entry in under:
+                entry.cancel()
 
     def _ended(self, under: list[_Line]) -> Iterator[Record]:
         """Wait until lines have ended; remove them and yield their records."""
-        self._engine.wait(lambda: any(each.done for each in under))
-        for each in [each for each in under if each.done]:
-            under.remove(each)
-            yield self._record(each)
+        self._engine.wait(lambda: any(entry.done for entry in under))
+        for entry in [entry for entry in under if entry.done]:
+            under.remove(entry)
+            yield self._record(entry)
 
     def _begun(self, line: BatchLine) -> _Line:
         started = _Line(line)
@@ -281,20 +281,20 @@ class Answering:
             started.error = error
         return started
 
-    def _record(self, each: _Line) -> Record:
-        record = {"id": each.line.id, "custom_id": each.custom_id}
-        requests = [handle.request for handle in each.handles]
+    def _record(self, entry: _Line) -> Record:
+        record = {"id": entry.line.id, "custom_id": entry.custom_id}
+        requests = [handle.request for handle in entry.handles]
         try:
-            if error := each.error or next((request.error for request in requests if request.error), None):
+            if error := entry.error or next((request.error for request in requests if request.error), None):
                 raise error
-            assert each.choices is not None  # noqa: S101 - nothing is wrong with it
-            key = each.choices.body.prefix + each.line.id.removeprefix("batch_req_")
-            status, body = 200, answer_builder(key, self.model, each.choices, requests).whole()
+            assert entry.choices is not None  # noqa: S101 - nothing is wrong with it
+            key = entry.choices.body.prefix + entry.line.id.removeprefix("batch_req_")
+            status, body = 200, answer_builder(key, self.model, entry.choices, requests).whole()
         except LineError as error:
             return {**record, "response": None, "error": {"code": "invalid_line", "message": str(error)}}
         except ValidationError as error:
-            status, body = 400, body_error(error.errors(), each.sent, each.where)
+            status, body = 400, body_error(error.errors(), entry.sent, entry.where)
         except Exception as error:  # noqa: BLE001
-            status, body = failure(error, each.where)
-        response = {"status_code": status, "request_id": each.line.id, "body": body}
+            status, body = failure(error, entry.where)
+        response = {"status_code": status, "request_id": entry.line.id, "body": body}
         return {**record, "response": response, "error": None}

@@ -63,8 +63,8 @@ class ThoughtParser:
                 return
             waiting, self._waiting = self._waiting, None
             if not text.startswith(_OPENS):
-                for each in waiting:
-                    yield from self._answer(each)
+                for held in waiting:
+                    yield from self._answer(held)
                 return
             self._thought = self._blank = True
             self.tokens = len(waiting) - 1

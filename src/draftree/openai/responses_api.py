@@ -229,19 +229,15 @@ class ResponseBuilder:
 
     def _thought(self, text: str) -> Iterator[dict[str, Any]]:
         if not self._items:
-            yield from self._open("rs", {"type": "reasoning", "summary": [], "content": []})
-            part = {"type": "reasoning_text", "text": ""}
-            yield self._within("response.content_part.added", content_index=0, part=part)
-            self._items[-1]["content"].append(part)
+            item = {"type": "reasoning", "summary": [], "content": []}
+            yield from self._open("rs", item, {"type": "reasoning_text", "text": ""})
         self._items[-1]["content"][0]["text"] += text
         yield self._within("response.reasoning_text.delta", content_index=0, delta=text)
 
     def _said(self, text: str) -> Iterator[dict[str, Any]]:
         if not self._items or self._items[-1]["type"] != "message":
-            yield from self._open("msg", {"type": "message", "role": "assistant", "content": []})
-            part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
-            yield self._within("response.content_part.added", content_index=0, part=part)
-            self._items[-1]["content"].append(part)
+            item = {"type": "message", "role": "assistant", "content": []}
+            yield from self._open("msg", item, {"type": "output_text", "text": "", "annotations": [], "logprobs": []})
         (part,) = self._items[-1]["content"]
         scored = named_logprobs(self._unsaid, self._spell)
         self._unsaid.clear()
@@ -250,29 +246,28 @@ class ResponseBuilder:
         if text or scored:
             yield self._within("response.output_text.delta", content_index=0, delta=text, logprobs=scored)
 
-    def _open(self, kind: str, item: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Begin an item; end the message before it."""
+    def _open(self, kind: str, item: dict[str, Any], part: dict[str, Any] | None = None) -> Iterator[dict[str, Any]]:
+        """Begin an item, with the part that its text goes to; end the item before it."""
         if self._items and self._items[-1]["status"] == "in_progress":
             yield from self._close("completed")
         begun = {"id": f"{kind}_{secrets.token_hex(16)}", "status": "in_progress", **item}
         yield self._event("response.output_item.added", output_index=len(self._items), item=begun)
         self._items.append(begun)
+        if part is not None:
+            yield self._within("response.content_part.added", content_index=0, part=part)
+            begun["content"].append(part)
 
     def _close(self, status: str) -> Iterator[dict[str, Any]]:
         item = self._items[-1]
         item["status"] = status
-        if item["type"] == "message":
-            (part,) = item["content"]
-            scored = part["logprobs"]
-            yield self._within("response.output_text.done", content_index=0, text=part["text"], logprobs=scored)
-            yield self._within("response.content_part.done", content_index=0, part=part)
-        elif item["type"] == "reasoning":
-            (part,) = item["content"]
-            yield self._within("response.reasoning_text.done", content_index=0, text=part["text"])
-            yield self._within("response.content_part.done", content_index=0, part=part)
-        else:
+        if item["type"] == "function_call":
             named = {name: item[name] for name in ("name", "arguments")}
             yield self._within("response.function_call_arguments.done", **named)
+        else:
+            (part,) = item["content"]
+            fields = {name: part[name] for name in ("text", "logprobs") if name in part}
+            yield self._within(f"response.{part['type']}.done", content_index=0, **fields)
+            yield self._within("response.content_part.done", content_index=0, part=part)
         yield self._event("response.output_item.done", output_index=len(self._items) - 1, item=item)
 
     def _within(self, kind: str, **fields: Any) -> dict[str, Any]:

@@ -44,10 +44,10 @@ export function treeOf(step, answer) {
   const textOf = (id) => answer.spell(id);
   const source = answer.nameOf(tree.part);
   const onPath = new Set(path);
-  const kept = tree.tokens.map((_, i) => i).filter((i) => i < MOST_NODES || onPath.has(i));
-  const children = new Map(kept.map((i) => [i, []]));
+  const drawn = tree.tokens.map((_, i) => i).filter((i) => i < MOST_NODES || onPath.has(i));
+  const children = new Map(drawn.map((i) => [i, []]));
   children.set(-1, []);
-  for (const i of kept) children.get(tree.parents[i]).push(i);
+  for (const i of drawn) children.get(tree.parents[i]).push(i);
   const own = tree.tokens.length; // number of the target's own token
   children.set(own, []);
   children.get(path.at(-1) ?? -1).push(own);
@@ -107,7 +107,7 @@ export function treeOf(step, answer) {
   const said = path.length ? `accepted: ${path.map((i) => seen(textOf(tree.tokens[i]))).join(" ")}` : "nothing was accepted";
   const label = `Draft tree of ${tree.tokens.length} nodes; ${said}; the target's own token: ${seen(textOf(tokens.at(-1)))}`;
   const picture = draw("svg", { class: "tree", role: "img", "aria-label": label, width, height, viewBox: `0 0 ${width} ${height}` }, edges, boxes);
-  return { picture, left: tree.tokens.length - kept.length };
+  return { picture, left: tree.tokens.length - drawn.length };
 }
 
 /** The nodes of a step's tree as a table. */

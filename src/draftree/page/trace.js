@@ -58,20 +58,20 @@ export class Answer {
 
   /** Sources of the tokens, with how many each gave, the target first. */
   get counts() {
-    const found = new Map([["target", 0]]);
-    for (const { source } of this.tokens) found.set(source, (found.get(source) ?? 0) + 1);
-    return found;
+    const drafters = new Map([["target", 0]]);
+    for (const { source } of this.tokens) drafters.set(source, (drafters.get(source) ?? 0) + 1);
+    return drafters;
   }
 
   /** Seconds of the answer by phase. */
   get seconds() {
-    const found = { prefill: this.request?.prefill ?? 0, draft: 0, verify: 0, other: 0 };
+    const total = { prefill: this.request?.prefill ?? 0, draft: 0, verify: 0, other: 0 };
     for (const { seconds } of this.steps) {
-      found.draft += seconds.draft;
-      found.verify += seconds.verify;
-      found.other += seconds.other;
+      total.draft += seconds.draft;
+      total.verify += seconds.verify;
+      total.other += seconds.other;
     }
-    return found;
+    return total;
   }
 
   /** Tokens a second of decoding, the prompt's reading left out; null before the first step. */
@@ -83,8 +83,8 @@ export class Answer {
 
   /** The number of the last step that drafted; of the last one, where none did. */
   get latest() {
-    const found = this.steps.findLastIndex(({ tree }) => tree.tokens.length);
-    return found < 0 ? this.steps.length - 1 : found;
+    const last = this.steps.findLastIndex(({ tree }) => tree.tokens.length);
+    return last < 0 ? this.steps.length - 1 : last;
   }
 
   /** Tokens gained a pass of the target; null before the first step. */
@@ -94,18 +94,18 @@ export class Answer {
 
   /** For each depth from 1: steps whose tree was so deep, nodes there, and how many were accepted. */
   get depths() {
-    const found = [];
+    const depths = [];
     for (const { tree, path, taken } of this.steps) {
       const nodes = [];
       for (const depth of tree.depths) nodes[depth - 1] = (nodes[depth - 1] ?? 0) + 1;
       nodes.forEach((count, d) => {
-        found[d] ??= { steps: 0, nodes: 0, accepted: 0 };
-        found[d].steps += 1;
-        found[d].nodes += count;
-        found[d].accepted += d < Math.min(path.length, taken);
+        depths[d] ??= { steps: 0, nodes: 0, accepted: 0 };
+        depths[d].steps += 1;
+        depths[d].nodes += count;
+        depths[d].accepted += d < Math.min(path.length, taken);
       });
     }
-    return found;
+    return depths;
   }
 }
 

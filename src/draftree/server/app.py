@@ -221,7 +221,7 @@ class Server:
 
     async def tokenize(self, body: TokenizeRequest, request: Request) -> dict[str, Any]:
         """Return the token ids of a text, or of a conversation in the chat template's form."""
-        given = [each for each in (body.prompt, body.content, body.messages) if each is not None]
+        given = [text for text in (body.prompt, body.content, body.messages) if text is not None]
         if len(given) != 1:
             raise FieldError("prompt", "give one of prompt, content and messages")
         (text,) = given
