@@ -40,14 +40,14 @@ from draftree.engine.replay import Replay
 from draftree.engine.speculation import Speculation
 from draftree.errors import InputError
 from draftree.models.huggingface.hf_model import HFModel
-from draftree.papers.c2t import DEFAULT, Classifier, ClassifierTree, Score, read_classifier
+from draftree.papers.c2t import DEFAULT, Classifier, ClassifierFile, ClassifierTree, Score, read_classifier
 from draftree.papers.opt_tree import OptTree
 from draftree.policies.base import Frontier, GrowthPolicy
 from draftree.policies.best_paths import Eagle2Tree
 from draftree.policies.fixed import StaticTree
 
 from .papers.plots import check_plots, line_style, plot
-from .recorded import DEPTH, KnownText, RecordedSource, add_options, recorded
+from .recorded import DEPTH, KnownText, RecordedSource, Recording, add_options, recorded
 
 SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
 BETAS = (0.5, 0.3, 0.2, 0.1, 0.07, 0.05, 0.03, 0.02, 0.01, 0.005)
@@ -398,7 +398,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def _parsed(argv: Sequence[str] | None) -> tuple[argparse.Namespace, dict[str, ClassifierFile], Recording]:
+    """The options, the classifiers by their names, and the recorded texts."""
     parser = _parser()
     args = parser.parse_args(argv)
     if args.repeats < 1 or (args.clock and args.calibration):
@@ -409,11 +410,16 @@ def main(argv: Sequence[str] | None = None) -> None:
         if args.plot:
             check_plots()
         files = {Path(name).stem: read_classifier(name) for name in args.classifiers.split(",")}
-        found = recorded(args)
+        texts = recorded(args)
     except InputError as error:
         parser.error(str(error))
     for file in files.values():
-        check_made_for(file.made_for, provenance(found.target, found.source, found.source.name))
+        check_made_for(file.made_for, provenance(texts.target, texts.source, texts.source.name))
+    return args, files, texts
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    args, files, found = _parsed(argv)
     if args.calibration:
         print_calibration(whole := calibration(found.texts))
         if args.plot:

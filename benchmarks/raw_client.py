@@ -71,6 +71,21 @@ def _send(url: str, path: str, queues: Sequence[Sequence[Mapping[str, Any]]]) ->
         connections[at].sendall(_request(parts.netloc, path, body))
         return True
 
+    def read(at: int) -> bool:
+        """Read a piece; whether it was the answer's last."""
+        if not (piece := connections[at].recv(_PIECE)):
+            raise ConnectionError(f"the server closed a connection: {bytes(buffers[at][:200])!r}")
+        buffers[at] += piece
+        head = buffers[at].find(b"\r\n\r\n") + 4
+        if head >= 4 and len(buffers[at]) > head:
+            answers[at][-1].times.append(time.perf_counter())
+        if not buffers[at].endswith(_END):
+            return False
+        if not buffers[at].startswith(b"HTTP/1.1 200"):
+            raise ConnectionError(f"the server answered {bytes(buffers[at][:400])!r}")
+        answers[at][-1].body = bytes(buffers[at][head:])
+        return True
+
     for at, connection in enumerate(connections):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if go_on(at):
@@ -78,20 +93,9 @@ def _send(url: str, path: str, queues: Sequence[Sequence[Mapping[str, Any]]]) ->
     running = sum(map(bool, answers))
     while running:
         for number, _ in poll.poll():
-            at = by_number[number]
-            if not (piece := connections[at].recv(_PIECE)):
-                raise ConnectionError(f"the server closed a connection: {bytes(buffers[at][:200])!r}")
-            buffers[at] += piece
-            head = buffers[at].find(b"\r\n\r\n") + 4
-            if head >= 4 and len(buffers[at]) > head:
-                answers[at][-1].times.append(time.perf_counter())
-            if buffers[at].endswith(_END):
-                if not buffers[at].startswith(b"HTTP/1.1 200"):
-                    raise ConnectionError(f"the server answered {bytes(buffers[at][:400])!r}")
-                answers[at][-1].body = bytes(buffers[at][head:])
-                if not go_on(at):
-                    poll.unregister(number)
-                    running -= 1
+            if read(at := by_number[number]) and not go_on(at):
+                poll.unregister(number)
+                running -= 1
     for connection in connections:
         connection.close()
     return answers

@@ -38,7 +38,7 @@ WAYS = ("none", "lookup", "model", "other", "ensemble", "sure", "cascade")
 METHODS_TRIED = ("chain", "static", "opt-tree", "hsddw", "dynamic-width", "eagle2")
 
 
-class Broken(Exception):
+class BrokenError(Exception):
     """What a callback raises."""
 
 
@@ -209,13 +209,13 @@ def test_a_draft_model_reads_what_is_new_too(monkeypatch: pytest.MonkeyPatch) ->
 
 def failing(ids: NDArray[np.int64], logits: NDArray[np.float32], *, at: int) -> NDArray[np.float32]:
     if len(ids) >= at:
-        raise Broken
+        raise BrokenError
     return logits
 
 
 def criterion(ids: NDArray[np.int64], *, at: int) -> bool:
     if len(ids) >= at:
-        raise Broken
+        raise BrokenError
     return False
 
 
@@ -232,9 +232,9 @@ def test_a_callback_that_raises_ends_its_own_request_alone(kind: str, way: str) 
     handles = [engine.submit(p, bad if i == 1 else params, speculation) for i, p in enumerate(prompts)]
     run(engine, handles)
     assert handles[1].request.finish_reason == "error"
-    with pytest.raises(Broken):
+    with pytest.raises(BrokenError):
         handles[1].result()
-    with pytest.raises(Broken):
+    with pytest.raises(BrokenError):
         list(handles[1])
     assert 8 <= len(handles[1].generation.token_ids) <= 10
     for i in (0, 2):

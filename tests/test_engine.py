@@ -307,13 +307,13 @@ def test_a_node_budget_out_of_range_is_refused(nodes: int) -> None:
         Engine(target(), Speculation(nodes=nodes))
 
 
-class _Failing(Exception): ...
+class _FailingError(Exception): ...
 
 
 def _failing_at(length: int) -> Processor:
     def fail(ids: NDArray[np.int64], logits: NDArray[np.float32]) -> NDArray[np.float32]:
         if len(ids) == length:
-            raise _Failing
+            raise _FailingError
         return logits
 
     return fail
@@ -324,7 +324,7 @@ def test_a_sequence_that_fails_to_open_leaves_no_row_behind() -> None:
     drafting = model.twin()
     made = TreeDrafter(StaticTree(), ModelSource(drafting, VOCAB))
     bad = SamplingParams(max_tokens=9, processors=(_failing_at(len(PROMPTS[1])),))
-    with pytest.raises(_Failing):
+    with pytest.raises(_FailingError):
         Engine(model, Speculation(made)).generate(PROMPTS[:2], [SamplingParams(max_tokens=9), bad])
     assert prefill(model, PROMPTS[1]).number == prefill(drafting, PROMPTS[1]).number == 0
 
@@ -339,7 +339,7 @@ def test_a_batch_goes_on_rightly_after_a_step_that_failed() -> None:
         opened(engine, PROMPTS[0], bad),
         opened(engine, PROMPTS[1], SamplingParams(max_tokens=TOKENS)),
     )
-    with pytest.raises(_Failing):
+    with pytest.raises(_FailingError):
         while True:
             engine.stepper.step([culprit, bystander])
     engine.stepper.close(culprit)
@@ -388,7 +388,7 @@ class _Leaving(Observer):
 
     def closed(self, request: Request) -> None:
         self.told.append(request)
-        raise _Failing
+        raise _FailingError
 
 
 def test_an_observer_that_fails_leaves_no_row_open() -> None:
@@ -397,7 +397,7 @@ def test_an_observer_that_fails_leaves_no_row_open() -> None:
     model, observers = target(), [_Leaving(), _Leaving()]
     drafting = model.twin()
     engine = Engine(model, Speculation(TreeDrafter(StaticTree(), ModelSource(drafting, VOCAB))), observers=observers)
-    with pytest.raises(_Failing):
+    with pytest.raises(_FailingError):
         engine.generate(PROMPTS, [SamplingParams(max_tokens=n) for n in (3, 20, 20)])
     assert prefill(model, PROMPTS[0]).number == prefill(drafting, PROMPTS[0]).number == 0
     assert [len(o.told) for o in observers] == [3, 3]

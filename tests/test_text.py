@@ -174,7 +174,7 @@ def test_a_stop_string_that_repeats_itself_is_found_behind_its_own_beginning() -
 
 def test_a_stop_string_in_the_last_token_ends_the_text() -> None:
     stream = Detokenizer(TOKENIZER, stop=("x",))
-    assert (stream.push(ids_of("x"), last=True), stream.stopped) == ([""], True)
+    assert (stream.push(ids_of("x"), last=True), stream.stopped) == ([""], "x")
 
 
 def test_a_stop_string_that_the_context_began_does_not_count() -> None:
@@ -241,7 +241,7 @@ def test_a_long_stop_string_is_compared_once_with_each_character() -> None:
 def test_a_model_without_a_tokenizer_streams_no_text() -> None:
     stream = text_stream(None, SamplingParams())
     assert isinstance(stream, NoText)
-    assert (stream.push([5], last=False), stream.push([6, 7], last=True), stream.stopped) == ([""], ["", ""], False)
+    assert (stream.push([5], last=False), stream.push([6, 7], last=True), stream.stopped) == ([""], ["", ""], "")
 
 
 def test_a_model_with_a_tokenizer_streams_its_text_behind_the_context_up_to_a_stop_string() -> None:

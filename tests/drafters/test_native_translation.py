@@ -154,7 +154,7 @@ def differing(models: dict[str, LanguageModel], seeds: range, steps: int = 6) ->
 
 
 def test_trees_and_rows_are_those_of_python(models: dict[str, LanguageModel], monkeypatch: pytest.MonkeyPatch) -> None:
-    expected, seen = translations.Translation._found, Counter[str]()
+    expected, seen = translations.Translation._entry, Counter[str]()
 
     def counted(self: translations.Translation, kind: int, text: int, token: int) -> Any:
         seen[("first", "expected", "reading")[kind]] += 1

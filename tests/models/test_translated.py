@@ -164,7 +164,7 @@ def test_nodes_beyond_the_context_are_not_read(models: dict[str, LanguageModel])
     assert np.isfinite(scores.top([0], 1).logprobs).all()
 
 
-class Failing(Exception):
+class FailingError(Exception):
     """Of a test."""
 
 
@@ -187,7 +187,7 @@ def test_a_row_outlives_a_failure_inside_its_model(
     def failing(*args: object) -> None:
         if not before:
             whole(*args)
-        raise Failing
+        raise FailingError
 
     def step(tokens: Sequence[int]) -> None:
         at = len(row.nodes)
@@ -198,7 +198,7 @@ def test_a_row_outlives_a_failure_inside_its_model(
             model.commit(row, [at + i for i in range(len(tokens))])
 
     monkeypatch.setattr(log, method, failing, raising=False)
-    with pytest.raises(Failing):
+    with pytest.raises(FailingError):
         step(tokens[row.length : row.length + 4])
     monkeypatch.setattr(log, method, whole)
     model.commit(row, [])

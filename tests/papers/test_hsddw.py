@@ -81,7 +81,7 @@ class Levels:
     @property
     def proposed(self) -> int:
         """Tokens that M1 has proposed so far."""
-        return self.request.stats.figures["stages"][0].proposed
+        return int(self.request.stats.figures["stages"][0].proposed)
 
 
 def by_depth(entropies: Sequence[float], odd: dict[Nodes, int] | None = None) -> Rule:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 
 import numpy as np
@@ -124,8 +124,9 @@ def test_a_forced_rejection_is_caught(name: str) -> None:
 def test_without_the_draft_distribution_nothing_is_judged() -> None:
     model, drafter = pair(3)
     tree, _ = next(drawn_trees(drafter, StaticTree(width=2, depth=1), MultiRound.sampler, 9))
+    chosen = DraftTree(**{column.name: getattr(tree, column.name) for column in fields(DraftTree)})
     with pytest.raises(ValueError, match="chose children"):
-        next(verdicts_of(MultiRound().accept, model, replace(tree, distributions={})))
+        next(verdicts_of(MultiRound().accept, model, chosen))
 
 
 def accepted_at_the_root(name: str, width: int, vocab: int, seed: int) -> float:

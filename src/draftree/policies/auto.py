@@ -225,7 +225,7 @@ class AutoTree(GrowthPolicy):
 _USUAL = AutoSettings()
 
 
-def auto(
+def auto(  # noqa: PLR0913 - a setting of the method each
     width: int = 8,
     depth: int = 16,
     credit: float = _USUAL.credit,

@@ -136,7 +136,7 @@ class GGUFHeader:
         return self.metadata.number(Keys.Attention.KEY_LENGTH_MLA) is not None
 
 
-class _Damaged(Exception):
+class _DamagedError(Exception):
     """The bytes are no header."""
 
 
@@ -161,9 +161,9 @@ def read(path: Path) -> GGUFHeader:
             reader = _Reader(data)
             try:
                 header = reader.header(path)
-            except (_Damaged, struct.error, OverflowError) as error:
+            except (_DamagedError, struct.error, OverflowError) as error:
                 ends = f"it ends after {size} bytes, inside its header"
-                reason = str(error) if isinstance(error, _Damaged) else ends
+                reason = str(error) if isinstance(error, _DamagedError) else ends
                 raise damaged(path, f"{reason}{reader.place}") from None
     if beyond := next((tensor for tensor in header.tensors if tensor.begin + tensor.size > size), None):
         needed = max(tensor.begin + tensor.size for tensor in header.tensors)
@@ -190,7 +190,7 @@ class _Reader:
         for _ in range(entries):
             key = self._text()
             if key in stored:
-                raise _Damaged(f"{key} is there twice")
+                raise _DamagedError(f"{key} is there twice")
             self.place = f", at {key}"
             stored[key] = self._value(self._take("I")[0])
         places = [self._tensor() for _ in range(tensors)]
@@ -199,11 +199,11 @@ class _Reader:
         align = metadata.number(Keys.General.ALIGNMENT)
         align = GGUF_DEFAULT_ALIGNMENT if align is None else align
         if align < 1 or align & (align - 1):
-            raise _Damaged(f"{Keys.General.ALIGNMENT} is {align}, not a power of 2")
+            raise _DamagedError(f"{Keys.General.ALIGNMENT} is {align}, not a power of 2")
         begin, end, stored_tensors = -(-self._at // align) * align, 0, list[StoredTensor]()
         for name, shape, kind, offset in places:
             if offset < end or (offset > end and (not stored_tensors or stored_tensors[-1].size)):
-                raise _Damaged(f"tensor {name} is at byte {offset} of the weights, where {end} is next")
+                raise _DamagedError(f"tensor {name} is at byte {offset} of the weights, where {end} is next")
             stored_tensors.append(StoredTensor(name, shape, kind, path, begin + offset, _bytes(shape, kind)))
             end = -(-(offset + stored_tensors[-1].size) // align) * align
         return GGUFHeader(metadata, tuple(stored_tensors))
@@ -244,7 +244,7 @@ class _Reader:
 
     def _numbers(self, kind: int, count: int) -> NDArray[Any]:
         if (number := _NUMBERS.get(kind)) is None:
-            raise _Damaged(f"its header holds a value of unknown type {kind}")
+            raise _DamagedError(f"its header holds a value of unknown type {kind}")
         begin = self._skip(count * number.itemsize)
         return np.frombuffer(self._data[begin : self._at], number)
 
@@ -253,12 +253,12 @@ class _Reader:
         self.place = f", at tensor {name}"
         (count,) = self._take("I")
         if not 1 <= count <= _DIMENSIONS:
-            raise _Damaged(f"it has {count} dimensions")
+            raise _DamagedError(f"it has {count} dimensions")
         shape = self._take("Q" * count)
         kind, offset = self._take("IQ")
         block, _ = _SIZES.get(kind, (1, 0))
         if 0 in shape or shape[0] % block:
-            raise _Damaged(f"its shape is {list(shape)}, in blocks of {block}")
+            raise _DamagedError(f"its shape is {list(shape)}, in blocks of {block}")
         return name, shape, kind, offset
 
 
