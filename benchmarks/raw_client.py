@@ -53,52 +53,58 @@ def _request(host: str, path: str, body: Mapping[str, Any]) -> bytes:
     return head.encode() + b"\r\n\r\n" + content
 
 
-def _send(url: str, path: str, queues: Sequence[Sequence[Mapping[str, Any]]]) -> list[list[Answer]]:
-    """The answers of closed loops: each queue's requests one after the other over a connection of its own."""
-    parts = urlsplit(url)
-    assert parts.hostname and parts.port  # noqa: S101 - a server's own address
-    answers = [list[Answer]() for _ in queues]
-    left = [iter(queue) for queue in queues]
-    connections = [socket.create_connection((parts.hostname, parts.port)) for _ in queues]
-    poll, by_number = select.poll(), {c.fileno(): at for at, c in enumerate(connections)}
-    buffers = [bytearray() for _ in queues]
+class _Loop:
+    """A closed loop: requests one after the other over a connection."""
 
-    def go_on(at: int) -> bool:
-        if (body := next(left[at], None)) is None:
+    def __init__(self, url: str, path: str, bodies: Sequence[Mapping[str, Any]]) -> None:
+        parts = urlsplit(url)
+        self.answers, self._host, self._path, self._left = list[Answer](), parts.netloc, path, iter(bodies)
+        self.connection = socket.create_connection((parts.hostname or "", parts.port or 80))
+        self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._buffer = bytearray()
+
+    def go_on(self) -> bool:
+        """Send the next request; whether there is one."""
+        if (body := next(self._left, None)) is None:
+            self.connection.close()
             return False
-        buffers[at].clear()
-        answers[at].append(Answer(time.perf_counter()))
-        connections[at].sendall(_request(parts.netloc, path, body))
+        self._buffer.clear()
+        self.answers.append(Answer(time.perf_counter()))
+        self.connection.sendall(_request(self._host, self._path, body))
         return True
 
-    def read(at: int) -> bool:
+    def read(self) -> bool:
         """Read a piece; whether it was the answer's last."""
-        if not (piece := connections[at].recv(_PIECE)):
-            raise ConnectionError(f"the server closed a connection: {bytes(buffers[at][:200])!r}")
-        buffers[at] += piece
-        head = buffers[at].find(b"\r\n\r\n") + 4
-        if head >= 4 and len(buffers[at]) > head:
-            answers[at][-1].times.append(time.perf_counter())
-        if not buffers[at].endswith(_END):
+        piece = self.connection.recv(_PIECE)
+        self._buffer += piece
+        head = self._buffer.find(b"\r\n\r\n") + 4
+        if head >= 4 and len(self._buffer) > head:
+            self.answers[-1].times.append(time.perf_counter())
+        if piece and not self._buffer.endswith(_END):
             return False
-        if not buffers[at].startswith(b"HTTP/1.1 200"):
-            raise ConnectionError(f"the server answered {bytes(buffers[at][:400])!r}")
-        answers[at][-1].body = bytes(buffers[at][head:])
+        if not (piece and self._buffer.startswith(b"HTTP/1.1 200")):
+            raise ConnectionError(f"the server answered {bytes(self._buffer[:400])!r}")
+        self.answers[-1].body = bytes(self._buffer[head:])
         return True
 
-    for at, connection in enumerate(connections):
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if go_on(at):
-            poll.register(connection, select.POLLIN)
-    running = sum(map(bool, answers))
+
+def _send(url: str, path: str, queues: Sequence[Sequence[Mapping[str, Any]]]) -> list[list[Answer]]:
+    """The answers of closed loops, all at once."""
+    loops = [_Loop(url, path, bodies) for bodies in queues]
+    poll, running = select.poll(), dict[int, _Loop]()
+    for loop in loops:
+        if loop.go_on():
+            running[loop.connection.fileno()] = loop
+            poll.register(loop.connection, select.POLLIN)
     while running:
         for number, _ in poll.poll():
-            if read(at := by_number[number]) and not go_on(at):
+            if running[number].read():
+                loop = running.pop(number)
                 poll.unregister(number)
-                running -= 1
-    for connection in connections:
-        connection.close()
-    return answers
+                if loop.go_on():
+                    running[number] = loop
+                    poll.register(number, select.POLLIN)
+    return [loop.answers for loop in loops]
 
 
 def _serve(pipe: Connection) -> None:

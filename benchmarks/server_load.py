@@ -267,7 +267,7 @@ async def overhead(args: argparse.Namespace, url: str, process: psutil.Process) 
 
 def _loop_seconds(process: psutil.Process) -> float:
     """CPU seconds of the thread that runs a server's event loop: its first one."""
-    return sum(t.user_time + t.system_time for t in process.threads() if t.id == process.pid)
+    return float(sum(t.user_time + t.system_time for t in process.threads() if t.id == process.pid))
 
 
 def in_groups(suite: str, args: argparse.Namespace) -> list[list[str]]:
