@@ -192,11 +192,11 @@ class NumpyScores(Scores):
         return Top(tokens, logprobs, entropies)
 
     def log_probabilities(self, slots: Slots, tokens: Sequence[int]) -> NDArray[np.float32]:
-        found = np.empty(len(slots), np.float32)
+        logprobs = np.empty(len(slots), np.float32)
         for i, (logits, token) in enumerate(zip(self._edited(slots, None), tokens, strict=True)):
             x, total, _ = _exponentials(logits)
-            found[i] = x[token] - np.log(total)
-        return found
+            logprobs[i] = x[token] - np.log(total)
+        return logprobs
 
     def draw(
         self, slots: Slots, keys: Sequence[int], warpings: Sequence[Warping], edits: Edits | None = None

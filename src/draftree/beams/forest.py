@@ -252,8 +252,8 @@ class BeamRequest:
         self.seed = secrets.randbits(63) if params.seed is None else params.seed
         self.limit = limit
         self.eos_ids = frozenset() if params.ignore_eos else eos_ids
-        own = SamplingParams(temperature=float(params.temperature > 0), max_tokens=params.max_tokens)
-        self.trunk = Request(self.ids, own, limit, eos_ids, NoText())
+        trunk_params = SamplingParams(temperature=float(params.temperature > 0), max_tokens=params.max_tokens)
+        self.trunk = Request(self.ids, trunk_params, limit, eos_ids, NoText())
         self.tree: TreeRow
         self.running = {BeamNode(self.ids[-1]): 1}
         self.finished: list[BeamNode] = []

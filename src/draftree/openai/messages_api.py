@@ -249,10 +249,10 @@ class MessagesRequest(Counted):
     def _drawn(self, variables: Mapping[str, Any]) -> dict[str, Any]:
         names = ("max_tokens", "stream", "temperature", "top_p", "top_k", "min_p")
         sent = self.model_extra or {}
-        own = {name: sent[name] for name in _OWN_FIELDS if name in sent}
-        if isinstance(given := own.get("chat_template_kwargs", {}), dict):
-            own["chat_template_kwargs"] = {**variables, **given}
-        return {**{name: getattr(self, name) for name in names}, "stop": self.stop_sequences, **own}
+        extra = {name: sent[name] for name in _OWN_FIELDS if name in sent}
+        if isinstance(given := extra.get("chat_template_kwargs", {}), dict):
+            extra["chat_template_kwargs"] = {**variables, **given}
+        return {**{name: getattr(self, name) for name in names}, "stop": self.stop_sequences, **extra}
 
 
 class MessageBuilder:

@@ -143,13 +143,16 @@ class CostModel:
             return
         tokens = ar.tokens + nodes
         ratio = math.log(max(measured, 1e-9) / self._seconds(tokens / ar.batch, ar.context, ar.batch))
-        own, other = (self._drafted, self._ar) if nodes else (self._ar, self._drafted)
-        if seen := own if own.weight else other if other.weight else None:
+        same_kind, other_kind = (self._drafted, self._ar) if nodes else (self._ar, self._drafted)
+        if seen := same_kind if same_kind.weight else other_kind if other_kind.weight else None:
             level = seen.total / seen.weight
             ratio = max(level - _MOST_DRIFT, min(level + _MOST_DRIFT, ratio))
         keep = _KEEP_DRIFT if nodes else _KEEP_DRAFTED
         for drift in (self._drafted, *self._sizes.values()):
             drift.total, drift.weight = keep * drift.total, keep * drift.weight
         self._ar.total, self._ar.weight = _KEEP_DRIFT * self._ar.total, _KEEP_DRIFT * self._ar.weight
-        for drift in (own, self._sizes.setdefault((tokens - 1).bit_length(), _Drift())) if nodes else (own,):
+        learning = [same_kind]
+        if nodes:
+            learning.append(self._sizes.setdefault((tokens - 1).bit_length(), _Drift()))
+        for drift in learning:
             drift.total, drift.weight = drift.total + ratio, drift.weight + 1

@@ -362,9 +362,9 @@ class Grammars:
         matcher = LLMatcher(self._tokens, grammar, log_level=0)
         if matcher.is_error():
             raise ConfigError(f"the {kind} cannot be used: {_brief(matcher.get_error())}")
-        made = Grammar(matcher, self, keys)
-        _ = made.start().mask  # what cannot even begin is found now
-        return made
+        compiled = Grammar(matcher, self, keys)
+        _ = compiled.start().mask  # what cannot even begin is found now
+        return compiled
 
 
 def _of_transformers(tokenizer: Tokenizer, vocab_size: int, ends: list[int]) -> LLTokenizer:
@@ -393,10 +393,10 @@ def _enforced(schema: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ConfigError: it is no JSON, or a keyword is never enforced.
     """
-    kept, left_out = enforceable(schema)
+    checked, left_out = enforceable(schema)
     if left_out:
         raise ConfigError(f"the json_schema has what cannot be enforced: leave out {_shown(left_out)}")
-    return kept
+    return checked
 
 
 def _shown(left_out: Sequence[str]) -> str:

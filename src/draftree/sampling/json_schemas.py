@@ -111,17 +111,17 @@ def enforceable(schema: Mapping[str, Any]) -> Enforceable:
     foreign = '"$id": ' not in source  # what refers to no place inside refers to another document
     waiting: list[tuple[Path, Schema]] = [((), root)]
     while waiting:
-        at, found = waiting.pop()
+        at, part = waiting.pop()
         if len(at) > _DEEPEST:
-            left_out += [_pointer((*at, name)) for name in found]
-            found.clear()
-        unenforced = [name for name in found if name in _UNENFORCED]
-        if foreign and not str(found.get("$ref", "#")).startswith("#"):
+            left_out += [_pointer((*at, name)) for name in part]
+            part.clear()
+        unenforced = [name for name in part if name in _UNENFORCED]
+        if foreign and not str(part.get("$ref", "#")).startswith("#"):
             unenforced.append("$ref")
-        left_out += [_pointer((*at, name)) for name in unenforced if not _changes_nothing(name, found)]
-        for name in [*unenforced, *(name for name in found if _annotates(name, found[name]))]:
-            del found[name]
-        waiting += _inner(found, at)
+        left_out += [_pointer((*at, name)) for name in unenforced if not _changes_nothing(name, part)]
+        for name in [*unenforced, *(name for name in part if _annotates(name, part[name]))]:
+            del part[name]
+        waiting += _inner(part, at)
     return Enforceable(root, tuple(left_out))
 
 
@@ -162,9 +162,9 @@ def weakened(schema: Mapping[str, Any]) -> Enforceable:
     Raises:
         ConfigError: it is no JSON.
     """
-    found = enforceable(schema)
-    source, more = _tried(json.dumps(found.schema))
-    return Enforceable(json.loads(source), found.left_out + more)
+    checked = enforceable(schema)
+    source, more = _tried(json.dumps(checked.schema))
+    return Enforceable(json.loads(source), checked.left_out + more)
 
 
 @lru_cache(maxsize=128)  # agents send the same functions with each turn
@@ -186,27 +186,29 @@ class _Trials:
         self._left = _TRIED
 
     def mend(self, at: Path, schema: Schema) -> None:
-        """Leave out of one schema what is refused of it: as much of those in it as can be, and then of its own."""
+        """Leave out of one schema what is refused of it: as much of those in it as can be, then keywords."""
         if self._compiles(at):
             return
         # What others refer to comes first, and what refers to others last: the fault may be there.
         inner = sorted(_inner(schema, at), key=lambda each: (each[0][-2:][0] not in _DEFINED, '"$ref"' in str(each[1])))
-        for path, found in inner:
+        for path, part in inner:
             if self._left > 0:
-                self.mend(path, found)
+                self.mend(path, part)
         if inner and self._compiles(at):
             return
-        own = [name for name in schema if name not in _DEFINED and not (name == "type" and schema[name] == "object")]
-        groups = [present for group in _TOGETHER if (present := [name for name in group if name in own])]
-        kept = dict(schema)
-        for names in [*groups, own] if self._left > 0 else [own]:
+        keywords = [
+            name for name in schema if name not in _DEFINED and not (name == "type" and schema[name] == "object")
+        ]
+        groups = [present for group in _TOGETHER if (present := [name for name in group if name in keywords])]
+        before = dict(schema)
+        for names in [*groups, keywords] if self._left > 0 else [keywords]:
             for name in names:
                 del schema[name]
-            if names is own or self._compiles(at):
+            if names is keywords or self._compiles(at):
                 self.left_out += [_pointer((*at, name)) for name in names]
                 return
             schema.clear()
-            schema.update(kept)
+            schema.update(before)
 
     def _compiles(self, at: Path) -> bool:
         if self._left <= 0:

@@ -126,7 +126,7 @@ class _Between(ConstraintState):
 
 def _with(mask: NDArray[np.uint32], tokens: Collection[int]) -> NDArray[np.uint32]:
     """A mask that allows more tokens."""
-    found = mask.copy()
+    wider = mask.copy()
     for token in tokens:
-        found[token >> 5] |= np.uint32(1 << (token & 31))
-    return found
+        wider[token >> 5] |= np.uint32(1 << (token & 31))
+    return wider

@@ -276,11 +276,11 @@ class Loaded:
 
     def argmax(self, slots: IntsLike, edits: CEdits | None = None) -> NDArray[np.int32]:
         """[w] the most probable token of each slot."""
-        found, numbers = np.empty(len(slots), np.int32), np.asarray(slots, np.int32).tobytes()
+        tokens, numbers = np.empty(len(slots), np.int32), np.asarray(slots, np.int32).tobytes()
         changed = None if edits is None else byref(edits)
-        if code := self._library.draftree_argmax(self._pointer, len(slots), numbers, changed, address(found)):
+        if code := self._library.draftree_argmax(self._pointer, len(slots), numbers, changed, address(tokens)):
             raise error_of(code)
-        return found
+        return tokens
 
     def top(
         self,
@@ -315,26 +315,26 @@ class Loaded:
 
     def log_probabilities(self, slots: IntsLike, tokens: IntsLike) -> NDArray[np.float32]:
         """[w] log-probability (nats) of one token of each slot."""
-        found = np.empty(len(slots), np.float32)
-        arguments = len(slots), packed(slots), packed(tokens), address(found)
+        logprobs = np.empty(len(slots), np.float32)
+        arguments = len(slots), packed(slots), packed(tokens), address(logprobs)
         check(self._library.draftree_log_probabilities(self._pointer, *arguments))
-        return found
+        return logprobs
 
     def draw(
         self, slots: IntsLike, keys: NDArray[np.uint64], warpings: NDArray[np.void], edits: CEdits | None = None
     ) -> NDArray[np.int32]:
         """[w] a token of each slot by the noise of its key; ``warpings``: [w] of ``WARPING``."""
-        found, numbers = np.empty(len(slots), np.int32), np.asarray(slots, np.int32).tobytes()
+        tokens, numbers = np.empty(len(slots), np.int32), np.asarray(slots, np.int32).tobytes()
         how = keys.tobytes(), warpings.tobytes(), None if edits is None else byref(edits)
-        if code := self._library.draftree_draw(self._pointer, len(slots), numbers, *how, address(found)):
+        if code := self._library.draftree_draw(self._pointer, len(slots), numbers, *how, address(tokens)):
             raise error_of(code)
-        return found
+        return tokens
 
     def logits(self, slot: int, count: int | None = None) -> NDArray[np.float32]:
         """[count] a copy, with -inf past the last; by default, and at least, V."""
-        found = np.empty(count or self.vocabulary, np.float32)
-        check(self._library.draftree_logits(self._pointer, slot, len(found), found.ctypes.data))
-        return found
+        logits = np.empty(count or self.vocabulary, np.float32)
+        check(self._library.draftree_logits(self._pointer, slot, len(logits), logits.ctypes.data))
+        return logits
 
 
 class LoadedModel(Loaded):

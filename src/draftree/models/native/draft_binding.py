@@ -307,14 +307,14 @@ class Drafting:
         if code:
             check(code)
         self.layers = self._layers.value
-        found = list[GrownColumns | None]()
+        trees = list[GrownColumns | None]()
         for tree in self._trees[:count]:
             if nodes := tree.count:
                 columns = np.frombuffer(string_at(tree.columns, 32 * nodes), np.int32).reshape(8, nodes)
-                found.append((self._order[tree.part], columns))
+                trees.append((self._order[tree.part], columns))
             else:
-                found.append(None)
-        return found
+                trees.append(None)
+        return trees
 
     def accept(self, paths: Sequence[Sequence[int]], tokens: Sequence[Sequence[int]]) -> list[tuple[int, bool, float]]:
         """Commit accepted paths; return the trials: part, whether its first candidate was right, its log-probability.
@@ -349,12 +349,12 @@ class Drafting:
         self, part: int, count: int, nodes: int, width: int, counts: int, tokens: int, logprobs: int, entropies: int
     ) -> int:
         try:
-            found = self._score(self._order[part], _nodes(nodes, count), width)
-            own, entropy = _memory(counts, count, np.int32), _memory(entropies, count, np.float64)
+            candidates = self._score(self._order[part], _nodes(nodes, count), width)
+            numbers, entropy = _memory(counts, count, np.int32), _memory(entropies, count, np.float64)
             ids = _memory(tokens, count * width, np.int32).reshape(count, width)
             logs = _memory(logprobs, count * width, np.float64).reshape(count, width)
-            for node, (best, scores, nats) in enumerate(found):
-                n = own[node] = min(len(best), width)
+            for node, (best, scores, nats) in enumerate(candidates):
+                n = numbers[node] = min(len(best), width)
                 ids[node, :n], logs[node, :n], entropy[node] = best[:n], scores[:n], nats
         except BaseException as error:  # noqa: BLE001 - C hands it on
             self._raised = error
@@ -363,9 +363,9 @@ class Drafting:
 
     def _states_found(self, count: int, nodes: int, masks: int, forced: int) -> int:
         try:
-            found, tokens = self._find_states(_nodes(nodes, count))
-            self._masks.append(found)
-            _memory(masks, count, np.uint64)[:] = [0 if mask is None else mask.ctypes.data for mask in found]
+            arrays, tokens = self._find_states(_nodes(nodes, count))
+            self._masks.append(arrays)
+            _memory(masks, count, np.uint64)[:] = [0 if mask is None else mask.ctypes.data for mask in arrays]
             _memory(forced, count, np.int32)[:] = tokens
         except BaseException as error:  # noqa: BLE001 - C hands it on
             self._raised = error
@@ -374,8 +374,8 @@ class Drafting:
 
     def _translations_found(self, part: int, count: int, keys: int) -> int:
         try:
-            found = np.frombuffer(string_at(keys, 12 * count), np.int32).reshape(count, 3)
-            self._find_translations(self._order[part], [(kind, text, token) for kind, text, token in found.tolist()])
+            columns = np.frombuffer(string_at(keys, 12 * count), np.int32).reshape(count, 3)
+            self._find_translations(self._order[part], [(kind, text, token) for kind, text, token in columns.tolist()])
         except BaseException as error:  # noqa: BLE001 - C hands it on
             self._raised = error
             return _RAISED
@@ -390,5 +390,5 @@ def _nodes(address: int, count: int) -> list[Node]:
 def _memory(address: int, count: int, kind: type[np.generic]) -> NDArray[Any]:
     """C's memory as an array."""
     whole = memoryview((ctypes.c_char * (count * np.dtype(kind).itemsize)).from_address(address))
-    found: NDArray[Any] = np.frombuffer(whole, kind)
-    return found
+    array: NDArray[Any] = np.frombuffer(whole, kind)
+    return array
