@@ -340,11 +340,14 @@ def calibration(texts: Sequence[KnownText]) -> Calibration:
     return Calibration(trials, p / each, hits / each)
 
 
-def print_calibration(found: Calibration) -> None:
+def report_calibration(found: Calibration, file: Path | None) -> None:
+    """Print it, and draw it where a file is named."""
     print(f"  entropy  count  probability / acceptance at rank 0 to {RANKS - 1}")
     for name, n, drafted, accepted in zip(BINS, *found, strict=True):
         cells = (f"{a:.3f}/{b:.3f}" for a, b in zip(drafted.tolist(), accepted.tolist(), strict=True))
         print(f"  {name:7} {int(n):6}  {' '.join(cells)}")
+    if file:
+        plot_calibration(found, file)
 
 
 def plot_calibration(found: Calibration, file: Path) -> None:
@@ -381,7 +384,8 @@ def _tops(text: str) -> list[int | None]:
     return found
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parsed(argv: Sequence[str] | None) -> tuple[argparse.Namespace, dict[str, ClassifierFile], Recording]:
+    """The options, the classifiers by their names, and the recorded texts."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.c2t", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -395,12 +399,6 @@ def _parser() -> argparse.ArgumentParser:
     kinds.add_argument("--tops", type=_tops, help="second top-K's to compare, with commas, none among them")
     kinds.add_argument("--calibration", action="store_true", help="the draft's probabilities instead of policies")
     parser.add_argument("--plot", type=Path, help="draw the curves, or the calibration, of all prompts (.svg)")
-    return parser
-
-
-def _parsed(argv: Sequence[str] | None) -> tuple[argparse.Namespace, dict[str, ClassifierFile], Recording]:
-    """The options, the classifiers by their names, and the recorded texts."""
-    parser = _parser()
     args = parser.parse_args(argv)
     if args.repeats < 1 or (args.clock and args.calibration):
         parser.error("use --repeats of at least 1, and --clock without --calibration")
@@ -421,10 +419,7 @@ def _parsed(argv: Sequence[str] | None) -> tuple[argparse.Namespace, dict[str, C
 def main(argv: Sequence[str] | None = None) -> None:
     args, files, found = _parsed(argv)
     if args.calibration:
-        print_calibration(whole := calibration(found.texts))
-        if args.plot:
-            plot_calibration(whole, args.plot)
-        return
+        return report_calibration(calibration(found.texts), args.plot)
     nets = {name: file.classifier for name, file in files.items()}
     scores: dict[str, Score] = {"joint": joint, **nets}
     base, at, over = "eagle2, N", AT, "N"

@@ -14,7 +14,7 @@ from draftree.engine.engine import Handle
 from draftree.engine.scheduler import SchedulerParams
 from draftree.engine.speculation import EngineRequest
 from draftree.models.base import Row
-from draftree.openai.answers import Choices
+from draftree.openai.choices import Choices
 from draftree.openai.schema import Sampled
 from draftree.server.engine_loop import Submission
 

@@ -25,9 +25,9 @@ from ..engine.engine import Engine, Handle
 from ..engine.speculation import SpeculationParams
 from ..errors import ConfigError, FieldError, InputError
 from ..text.encoding import user
-from .answers import Choices
 from .bad_bodies import body_error, check_model, failure
 from .chat_api import ChatRequest
+from .choices import Choices
 from .messages_api import answer_builder
 from .responses_api import ResponsesRequest
 from .schema import CompletionRequest, Fields, Sampled

@@ -15,9 +15,10 @@ from pydantic import Field
 from ..config import Count, Probability, Temperature, TopP, Whole
 from ..errors import FieldError
 from ..request import Chunk, Request
-from .answers import AnswerBuilder, Choices, CompletionBuilder, speculative_decoding, usage_of
+from .answers import AnswerBuilder, CompletionBuilder, speculative_decoding, usage_of
 from .bad_bodies import UnsupportedError, failure, left_out
 from .chat_api import ChatRequest
+from .choices import Choices
 from .reasoning import ThoughtParser
 from .responses_api import ResponseBuilder, ResponsesRequest
 from .schema import Body, Fields, Many, Sent, Texts

@@ -13,8 +13,9 @@ from ..config import Count, LogprobCount
 from ..errors import FieldError
 from ..request import Chunk, Request
 from ..text.encoding import Conversation
-from .answers import Choices, named_logprobs, speculative_decoding, usage_of
+from .answers import named_logprobs, speculative_decoding, usage_of
 from .bad_bodies import UnsupportedError, failure
+from .choices import Choices
 from .reasoning import ThoughtParser
 from .response_items import AdditionalTools, AnyItem, InputItem, turns_of
 from .schema import Body, Few, Fields, Many, ResponseFormat

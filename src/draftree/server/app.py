@@ -21,9 +21,10 @@ from ..config import MAX_NODES
 from ..engine.speculation import EngineRequest, SpeculationParams
 from ..engine.trace import RequestTrace, plain, run_record
 from ..errors import DraftreeError, FieldError, QueueFullError
-from ..openai.answers import AnswerBuilder, Choices, decoded, tokenizer_of
+from ..openai.answers import AnswerBuilder
 from ..openai.bad_bodies import UnsupportedError, check_model
 from ..openai.chat_api import ChatRequest, TokenizeRequest
+from ..openai.choices import Choices, decoded, tokenizer_of
 from ..openai.messages_api import Counted, MessagesRequest, answer_builder
 from ..openai.responses_api import ResponsesRequest
 from ..openai.schema import CompletionRequest, DetokenizeRequest, Sampled
