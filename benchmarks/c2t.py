@@ -422,13 +422,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         return report_calibration(calibration(found.texts), args.plot)
     nets = {name: file.classifier for name, file in files.items()}
     scores: dict[str, Score] = {"joint": joint, **nets}
-    base, at, over = "eagle2, N", AT, "N"
+    base, at, over = ("fixed length", CHAIN_AT, "length") if args.chains else ("eagle2, N", AT, "N")
     if args.tops:
         contestants = top_ks(nets, args.tops)
-    elif args.chains:
-        contestants, base, at, over = chains(scores), "fixed length", CHAIN_AT, "length"
     else:
-        contestants = trees(scores, sizes=not args.beta_only)
+        contestants = chains(scores) if args.chains else trees(scores, sizes=not args.beta_only)
     labels = [f"{over}={n}" for n in at]
     parts = []
     for suite, texts in found.suites.items():
