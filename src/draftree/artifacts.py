@@ -6,6 +6,7 @@ import contextlib
 import errno
 import io
 import json
+import math
 import os
 import stat
 from collections.abc import Callable, Iterator
@@ -343,7 +344,7 @@ class JsonFormat(Generic[T]):
             return ConfigError(f"{self.what} {path} {why}: {self.way_out}")
 
         try:
-            document = json.loads(read_bytes(path, _LARGEST_JSON))
+            document = json.loads(read_bytes(path, _LARGEST_JSON), parse_int=_whole_number)
         except FileNotFoundError:
             raise
         except OSError as error:
@@ -362,6 +363,11 @@ class JsonFormat(Generic[T]):
             raise wrong(f"is corrupt: {first_error(error)}") from None
         except ValueError:
             raise wrong("is corrupt: it has a value that is no finite number") from None
+
+
+def _whole_number(digits: str) -> int | float:
+    """A whole number; an infinite one where no float can hold it."""
+    return int(digits) if math.isfinite(float(digits)) else float(digits)
 
 
 def _fields(value: Any) -> dict[str, Any]:
