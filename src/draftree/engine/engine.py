@@ -172,8 +172,7 @@ class Engine:
         """
         if speculation is not None and not isinstance(speculation, (SpeculationParams, Speculation)):
             raise ConfigError(f"speculation is {speculation!r}: give SpeculationParams, a Speculation or None")
-        prepared = self.speculation if speculation is None else self._prepared(speculation)
-        return self.inputs.request(prompt, params, prediction, prepared, observers)
+        return self.inputs.request(prompt, params, prediction, lambda: self._prepared(speculation), observers)
 
     def submit(
         self,
@@ -242,9 +241,10 @@ class Engine:
             self._changed.notify_all()
         return future
 
-    def _prepared(self, speculation: SpeculationParams | Speculation) -> Speculation:
-        future = self.prepared(speculation)
-        self.wait(future.done)
+    def _prepared(self, speculation: SpeculationParams | Speculation | None) -> Speculation:
+        if speculation is None:
+            return self.speculation
+        self.wait((future := self.prepared(speculation)).done)
         return future.result()
 
     def generate(
@@ -446,5 +446,5 @@ def load_engine(
     **options: Unpack[ModelOptions],
 ) -> Engine:
     """An engine from names alone: ``load`` and ``Engine`` for the arguments; by default the default speculation."""
-    speculation = speculation or SpeculationParams()
-    return Engine(load(target, **options), speculation, observers=observers, scheduling=scheduling)
+    chosen = speculation or SpeculationParams()
+    return Engine(load(target, **options), chosen, observers=observers, scheduling=scheduling)

@@ -114,10 +114,14 @@ class InputProcessor:
         prompt: Prompt,
         params: SamplingParams | None,
         prediction: str | Sequence[int],
-        speculation: Speculation,
+        prepare: Callable[[], Speculation],
         observers: Sequence[Observer] = (),
     ) -> EngineRequest:
-        """A request that fits the model (``Engine.request``)."""
+        """A request that fits the model (``Engine.request``).
+
+        Args:
+            prepare: loads its drafter; called when all else is right.
+        """
         params, can = SamplingParams() if params is None else params, self._target.capabilities
         check_params(params)
         ids = self.encode(prompt)
@@ -126,7 +130,7 @@ class InputProcessor:
         params = with_token_rules(params, can, self._spell)
         predicted = self._predicted(prediction)
         return EngineRequest(
-            ids, params, limit, can.eos_ids, stream, predicted, speculation=speculation, observers=observers
+            ids, params, limit, can.eos_ids, stream, predicted, speculation=prepare(), observers=observers
         )
 
     def _spelled_words(self, words: tuple[str, ...]) -> list[tuple[int, ...]]:
