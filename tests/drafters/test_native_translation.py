@@ -160,7 +160,7 @@ def test_trees_and_rows_are_those_of_python(models: dict[str, LanguageModel], mo
         seen[("first", "expected", "reading")[kind]] += 1
         return expected(self, kind, text, token)
 
-    monkeypatch.setattr(translations.Translation, "_found", counted)
+    monkeypatch.setattr(translations.Translation, "_entry", counted)
     count, found = differing(models, range(60))
     assert not count
     assert min((found + seen).values()) > 20, found + seen
