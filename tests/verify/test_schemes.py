@@ -17,7 +17,7 @@ from draftree.policies.entropy import EntropyStop, EntropyTree
 from draftree.policies.fixed import StaticTree
 from draftree.tree import ROOT, DraftTree
 from draftree.verify.base import NodeByNode, TargetLogits, UniformDraws, Verdict, Visit, log
-from draftree.verify.sampled import MultiRound, TopAndRest, WithoutReplacement, WithReplacement, residual
+from draftree.verify.sampled import MultiRound, SampledTree, TopAndRest, WithoutReplacement, WithReplacement, residual
 from draftree.verify.schemes import SCHEMES, Relaxed
 
 from ..toy import ToyModel
@@ -124,6 +124,7 @@ def test_a_forced_rejection_is_caught(name: str) -> None:
 def test_without_the_draft_distribution_nothing_is_judged() -> None:
     model, drafter = pair(3)
     tree, _ = next(drawn_trees(drafter, StaticTree(width=2, depth=1), MultiRound.sampler, 9))
+    assert isinstance(tree, SampledTree)
     with pytest.raises(ValueError, match="chose children"):
         next(verdicts_of(MultiRound().accept, model, replace(tree, distributions={})))
 

@@ -119,7 +119,7 @@ class TreeDrafter(Drafter):
                     trees = native.grow(requests, plan.budgets, rule, coupled, plan.enabled, reading)
                     plan.layers = native.layers
                 else:
-                    trees = self._grown(plan, requests, coupled, reading, sampler and sampler(requests))
+                    trees = self._grown(plan, requests, coupled, reading, sampler(requests) if sampler else None)
         self.passes = sum(map(_own_passes, self._sources)) - passes
         part_seconds = self._native.seconds if self._native and self._grown_natively else self.source.seconds
         self.part_seconds = tuple(part_seconds)

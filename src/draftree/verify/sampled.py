@@ -148,7 +148,7 @@ class MultiRound(NodeByNode):
 
     name = "multi-round"
     summary = "children drawn without replacement, offered one by one to what is left of the target distribution"
-    sampler = WithoutReplacement
+    sampler: type[ChildSampler] | None = WithoutReplacement
 
     def decide(self, visit: Visit, draws: UniformDraws) -> int:
         left, logits = visit.p, draft_logits(visit)
