@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
@@ -19,7 +20,7 @@ from filelock import FileLock
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from draftree.cli.main import run
 from draftree.errors import DraftreeWarning, ModelFileError, PromptError, RunError, UnsupportedModelError
@@ -395,3 +396,23 @@ def test_a_conversion_of_another_process_is_waited_for(tmp_path: Path, cache: Pa
         assert not wait(loaded, timeout=0.2).done
     assert all(each.result().capabilities.parameters for each in loaded)
     assert capsys.readouterr().err.count("Converting") == 1
+
+
+def test_transformers_loads_one_model_at_a_time(monkeypatch: pytest.MonkeyPatch, model: str) -> None:
+    """It swaps a method of all its models while it loads one. Two loads that overlapped left it swapped, and each model
+    of tied embeddings that came later had random ones."""
+    read, loading, most = AutoModelForCausalLM.from_pretrained, list[None](), list[int]()
+
+    def watched(*args: Any, **options: Any) -> Any:
+        loading.append(None)
+        most.append(len(loading))
+        time.sleep(0.05)
+        try:
+            return read(*args, **options)
+        finally:
+            loading.pop()
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", watched)
+    with ThreadPoolExecutor(3) as threads:
+        assert len([*threads.map(lambda _: load(model), range(3))]) == 3
+    assert most == [1, 1, 1]

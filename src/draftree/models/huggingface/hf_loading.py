@@ -9,6 +9,7 @@ import io
 import json
 import logging
 import shutil
+import threading
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
@@ -206,6 +207,8 @@ _CONFIG, _ADAPTER = "config.json", "adapter_config.json"
 _READ = (_CONFIG, "generation_config.json", "tokenizer_config.json")
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _SAFE = (".safetensors", ".safetensors.index.json")
+_ONE_AT_A_TIME = threading.Lock()
+"""Loads that overlap would leave transformers without tied weights: it swaps a method of all its models meanwhile."""
 
 
 def read_pretrained(
@@ -267,7 +270,7 @@ def _read(
     # Sizes that differ would be refused without their names, so they are taken here and refused below.
     strict = {"use_safetensors": True, "output_loading_info": True, "ignore_mismatched_sizes": True}
     split = {"distributed_config": DistributedConfig(tp_plan="auto")} if parts > 1 else {}
-    with _reading(name, "weights", is_here=is_here):
+    with _ONE_AT_A_TIME, _reading(name, "weights", is_here=is_here):
         read: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **strict, **split, **options)
     model, report = read
     _check_weights(report, name)
