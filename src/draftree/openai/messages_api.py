@@ -47,7 +47,7 @@ class Block(Body):
     content: str | Many[Block] = ""
 
 
-class Turn(Body):
+class MessageTurn(Body):
     """One turn of a conversation."""
 
     role: Literal["user", "assistant", "system"]
@@ -193,7 +193,7 @@ class Counted(Sent):
     """The body of ``POST /v1/messages/count_tokens``: a conversation whose tokens are counted."""
 
     model: str
-    messages: Annotated[Many[Turn], Field(min_length=1)]
+    messages: Annotated[Many[MessageTurn], Field(min_length=1)]
     system: str | Many[Block] | None = None
     tools: Many[OfferedTool] | None = None
     tool_choice: ToolChoice | None = None
