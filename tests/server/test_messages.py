@@ -275,6 +275,9 @@ WRONG: list[tuple[dict[str, Any], type[anthropic.APIStatusError], str]] = [
         anthropic.BadRequestError,
         r"tools\[0\].input_schema",
     ),
+    ({"extra_body": {"seed": "x"}}, anthropic.BadRequestError, "seed"),
+    ({"extra_body": {"draftree": {"nodes": 0}}}, anthropic.BadRequestError, r"draftree\.nodes"),
+    ({"extra_body": {"top_k": -1}}, anthropic.BadRequestError, "top_k"),
     ({"tool_choice": {"type": "tool", "name": "b"}, "tools": TOOLS}, anthropic.BadRequestError, "tool_choice"),
 ]
 

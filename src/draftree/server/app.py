@@ -15,6 +15,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
 from ..config import MAX_NODES
@@ -25,7 +26,7 @@ from ..openai.answers import AnswerBuilder
 from ..openai.bad_bodies import UnsupportedError, check_model
 from ..openai.chat_api import ChatRequest, TokenizeRequest
 from ..openai.choices import Choices, decoded, tokenizer_of
-from ..openai.messages_api import Counted, MessagesRequest, answer_builder
+from ..openai.messages_api import Counted, MessageChat, MessagesRequest, answer_builder
 from ..openai.responses_api import ResponsesRequest
 from ..openai.schema import CompletionRequest, DetokenizeRequest, Sampled
 from ..text.encoding import Prompt
@@ -151,12 +152,12 @@ class Server:
 
     async def messages(self, body: MessagesRequest, request: Request) -> Response:
         """Answer a conversation (Anthropic's Messages)."""
-        return await self._answer(body.chat(), request)
+        return await self._answer(await _chat_of(body, request), request)
 
     async def count_tokens(self, body: Counted, request: Request) -> dict[str, int]:
         """Count the tokens of a conversation, tools included (Anthropic's Messages)."""
         check_model(body.model, self._settings.name)
-        chat = body.chat()
+        chat = await _chat_of(body, request)
         with chat.named():
             (prompt,) = chat.prompts()
             ids = await self._worked(request, None, self._engine.inputs.encode, prompt)
@@ -269,6 +270,15 @@ class Server:
     async def about(self) -> dict[str, str]:
         """Return the version of draftree."""
         return {"version": version("draftree")}
+
+
+async def _chat_of(body: Counted, request: Request) -> MessageChat:
+    """The chat that a message stands for; what is wrong with it is wrong with the body."""
+    try:
+        return body.chat()
+    except ValidationError as error:
+        errors = [{**each, "loc": ("body", *each["loc"])} for each in error.errors()]
+        raise RequestValidationError(errors, body=await request.json()) from None
 
 
 async def _unless_gone(request: Request, work: Coroutine[Any, Any, Response]) -> Response:

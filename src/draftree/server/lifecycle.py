@@ -23,7 +23,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from ..openai import bad_bodies
 from .app import Server
-from .middleware import UNAVAILABLE
+from .middleware import UNAVAILABLE, refusal
 from .streams import CONNECTION
 
 _GRACE = 5
@@ -142,7 +142,7 @@ async def _not_yet(scope: Scope, receive: Receive, send: Send) -> None:
         await JSONResponse({"status": "loading"})(scope, receive, send)
     elif scope["type"] == "http":
         body = bad_bodies.error("the model is being loaded: ask again later", "server_error", code="loading")
-        await JSONResponse(body, 503, UNAVAILABLE)(scope, receive, send)
+        await refusal(scope["path"], 503, body, UNAVAILABLE)(scope, receive, send)
 
 
 class DrainingServer(uvicorn.Server):
