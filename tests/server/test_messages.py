@@ -13,6 +13,7 @@ import pytest
 
 from draftree.config import SamplingParams
 from draftree.engine.engine import Engine
+from draftree.openai.bad_bodies import logged
 from draftree.openai.messages_api import MessagesRequest
 
 from ..scripted import THINKING, ScriptedModel, thinking_tokenizer
@@ -278,6 +279,8 @@ WRONG: list[tuple[dict[str, Any], type[anthropic.APIStatusError], str]] = [
     ({"extra_body": {"seed": "x"}}, anthropic.BadRequestError, "seed"),
     ({"extra_body": {"draftree": {"nodes": 0}}}, anthropic.BadRequestError, r"draftree\.nodes"),
     ({"extra_body": {"top_k": -1}}, anthropic.BadRequestError, "top_k"),
+    ({"messages": [{"role": "user", "content": []}]}, anthropic.BadRequestError, "messages"),
+    ({"tool_choice": {"type": "any"}}, anthropic.BadRequestError, "tool_choice"),
     ({"tool_choice": {"type": "tool", "name": "b"}, "tools": TOOLS}, anthropic.BadRequestError, "tool_choice"),
 ]
 
@@ -311,3 +314,10 @@ def test_a_key_may_come_in_anthropics_header() -> None:
             assert claude.messages.create(**asked).usage.output_tokens
         with client_of(served, "wrong") as claude, pytest.raises(anthropic.AuthenticationError, match="key"):
             claude.messages.create(**asked)
+
+
+def test_a_field_that_a_message_reads_is_not_named_as_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    logged.clear()
+    body = {"model": NAME, "max_tokens": 2, "messages": [{"role": "user", "content": "a"}]}
+    MessagesRequest.model_validate({**body, "seed": 1, "timeout": 2.0, "unheard_of": 3}).chat()
+    assert [record.getMessage().split()[1] for record in caplog.records] == ["unheard_of"]

@@ -76,7 +76,7 @@ class MessageTurn(Body):
                 messages[-1]["content"] += _text(block, field)
             else:
                 messages.append({"role": self.role, "content": _text(block, field)})
-        return messages
+        return messages or [{"role": self.role, "content": ""}]
 
 
 def _said(blocks: Sequence[Block], field: str) -> dict[str, Any]:
@@ -220,7 +220,7 @@ class Counted(Sent):
             "model": self.model,
             "messages": [{"role": "system", "content": system}, *turns] if system else turns,
             "tools": [tool.function() for tool in self.tools] if self.tools else None,
-            "tool_choice": chosen or {"type": "function", "name": choice.name} if self.tools else None,
+            "tool_choice": chosen or {"type": "function", "name": choice.name} if self.tool_choice else None,
             "parallel_tool_calls": False if choice.disable_parallel_tool_use else None,
             "chat_template_kwargs": variables,
             "reasoning_effort": wanted.effort,
@@ -239,6 +239,7 @@ class Counted(Sent):
 class MessagesRequest(Counted):
     """The body of ``POST /v1/messages``: a conversation to answer."""
 
+    passed_on = _OWN_FIELDS
     max_tokens: Count
     stop_sequences: Texts | None = None
     stream: bool = False

@@ -87,13 +87,18 @@ class Body(Fields):
 
 
 class Sent(Body):
-    """The whole body of a request."""
+    """The whole body of a request.
 
+    Attributes:
+        passed_on: extra fields that another body reads.
+    """
+
+    passed_on: ClassVar[Sequence[str]] = ()
     _check_values = model_validator(mode="before")(check_values)
 
     @model_validator(mode="after")
     def _log_unknown(self) -> Self:
-        for name in self.model_extra or ():
+        for name in (self.model_extra or {}).keys() - self.passed_on:
             left_out(f"field {name}", "it is not read here")
         return self
 
