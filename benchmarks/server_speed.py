@@ -3,30 +3,37 @@
     python -m benchmarks.server_speed overhead [--requests 20] [--tokens 64] [--concurrency 1]
     python -m benchmarks.server_speed llama [--kind short|long|turns] [--speculation draft-simple --draft FILE.gguf]
                                             [--requests 12] [--tokens 64] [--concurrency 8]
+    python -m benchmarks.server_speed batch [--requests 200] [--tokens 64] [--concurrency 8]
 
-Both start ``draftree serve`` (``--target``, ``--drafter``) and send greedy chats by a raw client in a process of its
-own, as closed loops: each of ``--concurrency`` connections sends its next request when the last has ended. Ways take
-turns, and prompts are read anew. ``overhead``: the same requests by the server and by the Python API in this process:
-tokens a second of the one over those of the other, in all rounds, and the CPU time of the server's event loop.
+The first two start ``draftree serve`` (``--target``, ``--drafter``) and send greedy chats by a raw client in a process
+of its own, as closed loops: each of ``--concurrency`` connections sends its next request when the last has ended. Ways
+take turns, and prompts are read anew. ``overhead``: the same requests by the server and by the Python API in this
+process: tokens a second of the one over those of the other, in all rounds, and the CPU time of the server's event loop.
 ``llama``: by this server with drafts and without, and by llama.cpp's own (``xllamacpp``) of the same file on as many
 threads, without drafts and with ``--speculation``: tokens a second, prompts included, drafts over none with an interval
 of the rounds, the time to the first text, resident memory, and the time from a process to a server. ``--kind``: prompts
 of MT-Bench; about 2,000 tokens; or second turns of MT-Bench's chats, by servers that keep what they have read.
+``batch``: a file of prompts of Spec-Bench by ``draftree batch``, and by closed loops of llama.cpp's server: seconds
+from the start of the process to its last answer, and memory.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import multiprocessing
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import psutil  # type: ignore[import-untyped]
@@ -255,10 +262,46 @@ def _sent(
     return taken, [answers[at % args.concurrency][at // args.concurrency] for at in range(len(texts))]
 
 
+def batch(args: argparse.Namespace) -> bool:
+    """Print how long a file of prompts takes; whether each line has an answer, equal with drafts and without."""
+    questions = [item.turns[0] for item in choose(load_suite("spec-bench"), limit=args.requests)]
+    answers = list[dict[str, str]]()
+    with tempfile.TemporaryDirectory() as folder:
+        prompts, out = Path(folder, "prompts.jsonl"), Path(folder, "answers.jsonl")
+        lines = [{"prompt": question, "max_tokens": args.tokens, "temperature": 0} for question in questions]
+        prompts.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+        for drafter in (args.drafter, "none"):
+            command = [sys.executable, "-m", "draftree", "batch", str(prompts), str(out), "--target", args.target]
+            command += ["--drafter", drafter, "--rows", str(args.concurrency), "--threads", str(args.threads)]
+            began = time.perf_counter()
+            with psutil.Popen(command, stderr=subprocess.DEVNULL) as process:
+                most = 0
+                while process.poll() is None:
+                    with suppress(psutil.Error):
+                        most = max(most, process.memory_info().rss)
+                    time.sleep(0.05)
+            print(f"draftree batch, {drafter}: {time.perf_counter() - began:.1f} s, {most / 2**20:.0f} MiB")
+            rows = map(json.loads, out.read_text().splitlines())
+            answers.append(
+                {row["custom_id"]: row["response"]["body"]["choices"][0]["message"]["content"] for row in rows}
+            )
+            out.unlink()
+    with raw_client() as client:
+        began = time.perf_counter()
+        with _by_llama(args, "") as (url, process):
+            bodies = [chat([question], args.tokens) for question in questions]
+            client.send(url, [bodies[at :: args.concurrency] for at in range(args.concurrency)], _CHATS)
+            most = process.memory_info().rss
+    print(f"llama.cpp's server: {time.perf_counter() - began:.1f} s, {most / 2**20:.0f} MiB")
+    differ = sum(answers[0].get(name) != text for name, text in answers[1].items())
+    print(f"{len(answers[1])} of {len(questions)} prompts answered, {differ} texts differ")
+    return len(answers[1]) == len(questions) and not differ
+
+
 def main() -> None:
     """Measure, and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    what = {f.__name__: f for f in (overhead, llama)}
+    what = {f.__name__: f for f in (overhead, llama, batch)}
     parser.add_argument("what", choices=what)
     parser.add_argument("--target", default=DEFAULT_MODEL)
     parser.add_argument("--drafter", default="auto")

@@ -60,3 +60,11 @@ def test_llamas_server_is_timed_beside_ours(
     ways = ("llama.cpp", "llama.cpp, ngram-simple", "AR", "lookup")
     rates = dict(re.findall(rf"^({'|'.join(ways[::-1])}) +(\d+\.\d) tokens/s", out, re.MULTILINE))
     assert tuple(rates) == ways and all(float(rate) > 0 for rate in rates.values())
+
+
+def test_a_file_of_prompts_is_timed(
+    target: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = printed("batch", target, monkeypatch, capsys)
+    assert len(re.findall(r"^(?:draftree batch, \w+|llama.cpp's server): \d+\.\d s, \d+ MiB$", out, re.MULTILINE)) == 3
+    assert "4 of 4 prompts answered, 0 texts differ" in out
