@@ -91,7 +91,7 @@ class RequestTrace(Observer):
                 batch=cost.batch,
                 draft_passes=cost.draft_passes,
                 seconds={"draft": cost.draft, "verify": cost.verify, "other": cost.other},
-                texts=self._texts([*tree.tokens.tolist(), *outcome.tokens]),
+                texts=self._texts([*tree.tokens, *outcome.tokens]),
             )
 
     def closed(self, request: EngineRequest) -> None:
