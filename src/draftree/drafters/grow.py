@@ -303,7 +303,7 @@ class _Draft:
         new = dict(zip([ROOT, *numbers], range(ROOT, len(numbers)), strict=True))
         if not new.keys() >= set(parents):
             raise ConfigError(f"the policy kept nodes {numbers} without all of their parents: keep these too")
-        parents = [new[parent] for parent in parents]
+        tokens, parents = [*map(int, tokens)], [new[parent] for parent in parents]  # a scorer's may be NumPy's
         paths, entropies = np.array([paths, entropies], np.float32).tolist()  # as C returns them
         return Grown(DraftTree(tokens, parents, depths, paths, entropies, self.part), numbers)
 

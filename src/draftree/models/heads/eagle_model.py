@@ -212,7 +212,7 @@ class HeadModel(LanguageModel):
         ends = np.cumsum([0, *(len(row.predicted) for row in rows)])
         before = [end + parent + 1 for end, new in zip(ends, nodes, strict=False) for parent in new.parents]
         states = torch.cat([row.predicted for row in rows])
-        return self._append(rows, nodes, states, np.array(before))
+        return self._append(rows, nodes, states, np.array(before, np.int64))
 
     def _append(
         self,

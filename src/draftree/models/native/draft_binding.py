@@ -194,7 +194,7 @@ class GrownTree(NamedTuple):
         return cls(DraftTree(tokens, parents, depths, paths, entropies, part), *others)
 
 
-NOTHING_GROWN = GrownTree(DraftTree.empty(), [], [], [])
+_NO_NODES = GrownTree(DraftTree.empty(), [], [], [])
 
 
 class TextIndex:
@@ -333,7 +333,7 @@ class Drafting:
         grown = list[GrownTree]()
         for tree in self._trees[:count]:
             n = tree.count
-            grown.append(GrownTree.of(tree.columns, n, self._order[tree.part]) if n else NOTHING_GROWN)
+            grown.append(GrownTree.of(tree.columns, n, self._order[tree.part]) if n else _NO_NODES)
         return grown
 
     def accept(self, paths: Sequence[Sequence[int]], tokens: Sequence[Sequence[int]]) -> list[tuple[int, bool, float]]:
