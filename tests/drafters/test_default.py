@@ -142,7 +142,7 @@ def test_a_published_head_is_offered_by_the_targets_sizes(target: NativeModel, a
 
 
 def test_the_data_package_of_a_head_is_offered(target: NativeModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(default, "shipped_for", lambda target: None)
+    monkeypatch.setattr(default, "head_for", lambda target: None)
     target.capabilities = replace(target.capabilities, architecture="qwen2", vocab_size=151936)
     target.hidden_size, target.layers = 1536, 28
     assert default.advice(target).endswith(f"for Qwen2.5-Coder-1.5B-Instruct: {install_data('coder-head')}")

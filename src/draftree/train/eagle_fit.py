@@ -145,19 +145,48 @@ def loss(
     with torch.no_grad():
         target = linear(batch.truth, weight, bias).float().softmax(-1)
     total = batch.truth.new_zeros(())
+    for step, (valid, states, logits) in enumerate(_learned(network, predicted, batch, weight, bias)):
+        part = cross_entropy(logits, target[valid])
+        if network.predicts_features:
+            part = part + feature_weight * smooth_l1_loss(states.float(), batch.truth[valid])
+        total = total + decay**step * part
+    return total
+
+
+def _learned(
+    network: EagleNetwork, predicted: Sequence[Tensor], batch: Batch, weight: Tensor, bias: Tensor | None
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Of each drafting step [B, R] which positions count, and the predicted states and logits there."""
     for step, states in enumerate(predicted):
         valid = batch.valid.clone()
         valid[:, :step] = False
         if not valid.any():
-            break
+            return
         learned, output = states[valid], network.lm_head
         read = network.readout(learned)
-        logits = linear(read, weight, bias) if output is None else output.forward(read)
-        part = cross_entropy(logits.float(), target[valid])
-        if network.predicts_features:
-            part = part + feature_weight * smooth_l1_loss(learned.float(), batch.truth[valid])
-        total = total + decay**step * part
-    return total
+        yield valid, learned, (linear(read, weight, bias) if output is None else output.forward(read)).float()
+
+
+@torch.no_grad()
+def acceptance(
+    network: EagleNetwork, frozen: Frozen, responses: Sequence[Response], steps: int, size: int
+) -> tuple[float, ...]:
+    """How often the most probable draft of each drafting step is the target's own most probable token of the draft
+    vocabulary; without passes of the target, and in the time of few steps of a fit.
+
+    Args:
+        responses: of at least two tokens each.
+        size: how many of them are looked at together.
+    """
+    right, tried = [0] * steps, [0] * steps
+    for start in range(0, len(responses), size):
+        batch = Batch.of(responses[start : start + size], frozen.weight.device, network.features)
+        best = linear(batch.truth, frozen.weight, frozen.bias).argmax(-1)
+        predicted = unrolled(network, frozen.embeddings, batch, steps)
+        for step, (valid, _, logits) in enumerate(_learned(network, predicted, batch, frozen.weight, frozen.bias)):
+            right[step] += int((logits.argmax(-1) == best[valid]).sum())
+            tried[step] += int(valid.sum())
+    return tuple(r / max(1, t) for r, t in zip(right, tried, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
