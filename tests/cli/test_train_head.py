@@ -66,12 +66,12 @@ def test_it_trains_a_head_that_generate_drafts_with(
     capsys.readouterr()
     assert run(asked(model, prompts, out, "--licence", "CC0", "--arch", arch)) == 0
     printed = capsys.readouterr()
-    assert "greedy: acceptance at depth 1 to 5: " in printed.out
+    assert "MAL of its chains" in printed.out
     assert printed.err == ""
     card = (out / "README.md").read_text()
     assert f"| {prompts.name} | {len(QUESTIONS)} | CC0 | `" in card
     assert "6 steps of 2 responses" in card
-    assert "opt-tree, 16 nodes" in card
+    assert "| 5 | " in card
     assert ("smooth L1" in card, "speculators" in card) == (arch == "eagle", arch == "eagle3")
     assert sorted(p.name for p in out.iterdir()) == [*FILES, "work"]
 

@@ -20,7 +20,7 @@ from ..models.heads.head_folder import SHIPPED, find_head, head_in
 from ..models.heads.head_format import CONFIG
 from ..models.heads.own_heads import HEAD_RECORD, RECORD, named_head, own_heads
 from ..progress import out
-from ..text.encoding import user
+from ..text.encoding import encode, user
 from .options import NAMES, ComputeOptions, with_options
 
 heads = typer.Typer(
@@ -72,8 +72,11 @@ def check(
     if made_for is None:
         raise ConfigError(f"draft head {folder} does not name its target: give --target")
     params = SpeculationParams(drafter=str(folder), method="opt-tree", nodes=_NODES)
-    engine = Engine(compute.load(made_for), params)
-    prompts = [user(item.turns[0]) for item in load_suite(STARTER)]
+    model = compute.load(made_for)
+    engine, longest = Engine(model, params), model.capabilities.max_length - _TOKENS
+    encoded = [encode(model.tokenizer, user(item.turns[0])) for item in load_suite(STARTER)]
+    if not (prompts := [ids for ids in encoded if len(ids) < longest]):
+        raise ConfigError(f"{made_for} has a context of {longest + _TOKENS} tokens: too few for any prompt")
     stats = [answer.stats for answer in engine.generate(prompts, SamplingParams(max_tokens=_TOKENS))]
     tokens, steps = (sum(numbers) for numbers in zip(*((s.tokens - 1, s.steps) for s in stats), strict=True))
     right = sum(s.accepted[0] for s in stats if s.accepted) / max(1, steps)

@@ -189,11 +189,13 @@ def head(
         init=start,
     )
     with on_interrupt(lambda: f"interrupted: {GO_ON}"):
-        figures = training.run(progress_reporter)
-    for name, head_figures in figures.items():
-        rates = " ".join(f"{row[0]:.3f}" for row in head_figures.acceptance)
-        lengths = ", ".join(f"{tree} {mal:.2f}" for tree, mal in head_figures.mal.items())
-        output.print(f"{name}: acceptance at depth 1 to {len(head_figures.acceptance)}: {rates}; MAL: {lengths}")
+        record = training.run(progress_reporter)
+    if record.held_out:
+        rates = " ".join(f"{row[0]:.3f}" for row in record.acceptance)
+        output.print(
+            f"on {record.held_out} responses kept apart: MAL of its chains {record.mal:.2f}, acceptance at depth 1 to "
+            f"{len(record.acceptance)}: {rates}"
+        )
     use = f"draft with it by --drafter {folder}" if out else "drafter auto finds it, and 'draftree heads' lists it"
     output.print(f"{folder}: {use}; {folder / WORK} may be deleted")
 

@@ -6,10 +6,10 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from copy import deepcopy
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -21,13 +21,13 @@ from ..artifacts import write_whole
 from ..config import Checked, Count, Whole, option
 from ..errors import ConfigError, RunError
 from ..models.heads.eagle_network import EagleNetwork, save_head
-from ..models.heads.head_folder import EAGLE, head_in
+from ..models.heads.head_folder import EAGLE
 from ..models.heads.head_format import WEIGHTS
 from ..models.heads.own_heads import HEAD_RECORD, RECORD, HeadRecord
 from ..models.huggingface.inspection import fingerprint
 from ..models.protocols import FeatureModel
 from ..progress import ProgressReport
-from .eagle_fit import RANKS, STRIDE, Fit, FitRecipe, Frozen, HeadFigures, acceptance, evaluate
+from .eagle_fit import RANKS, Fit, FitRecipe, Frozen, evaluate
 from .head_architectures import Architecture, is_trained, read_trained
 from .head_data import HeadData
 from .responses import AGAIN, MAX_ROWS, TEMPERATURES, PromptFile, Response
@@ -36,8 +36,8 @@ Stage = Callable[[str, int, int], AbstractContextManager[ProgressReport]]
 """What is done, how many units it has and how many of them are done -> a context that gives what is called with how
 many are done."""
 
-RESPONSE_SHARE, FIGURES_SHARE = 0.6, 0.05
-"""Of the hours: for drawing responses, and for the figures at the end; the rest is for the fit."""
+RESPONSE_SHARE = 0.6
+"""Of the hours: for drawing responses; the rest is for the fit."""
 _PARTS = (0.1, 0.4, 1.0)
 """Of the responses after which a head is made: the first one within minutes."""
 _MOST_EPOCHS = 12
@@ -102,10 +102,10 @@ class HeadTraining:
     out: Path
     init: Path | None = None
 
-    def run(self, stage: Stage) -> dict[str, HeadFigures]:
-        """All stages; the figures of "greedy" and "sampled" responses, where there are any.
+    def run(self, stage: Stage) -> HeadRecord:
+        """All stages; the record of the head in ``out``.
 
-        From the first part of the responses on there is a head in ``out``, the best so far.
+        From the first part of the responses on there is one, the best so far.
 
         Args:
             stage: reports the progress of each stage.
@@ -126,24 +126,19 @@ class HeadTraining:
                 for part in _PARTS:
                     before = data.tokens
                     self._collect(part, report)
-                    if part < 1 and data.tokens > before and (learned := self._learned()):
-                        self._publish(*self._fit(learned, begun))
-        if not (learned := self._learned()):
+                    if part < 1 and data.tokens > before and (learned := self._responses()[0]):
+                        self._publish(self._fit(learned, begun))
+        if not (learned := self._responses()[0]):
             raise RunError(
                 f"no responses to learn from: {len(data.prompts)} prompts, of which {limits.held_out} are kept apart "
                 "and others gave less than two tokens: give more prompts or --hours"
             )
-        fit, vocabulary = self._fit(learned, begun)
-        spent, end = time.monotonic() - began, (1 - FIGURES_SHARE) * seconds
+        fit, spent = self._fit(learned, begun), time.monotonic() - began
         if not fit.resume(checkpoint):
-            self._publish(fit, vocabulary)
+            self._publish(fit)
             if limits.steps is None:
-                fit.steps = self._affordable(fit, learned, end - spent)
-        self._train(fit, vocabulary, checkpoint, stage, min(spent, end))
-        figures = self._figures(stage)
-        record = replace(HEAD_RECORD.read(self.out / RECORD), figures={kind: asdict(f) for kind, f in figures.items()})
-        self._describe(fit, record, figures)
-        return figures
+                fit.steps = self._affordable(fit, learned, seconds - spent)
+        return self._train(fit, checkpoint, stage, min(spent, seconds))
 
     def _collect(self, part: float, report: ProgressReport) -> None:
         """Draw responses in so much of the time for them."""
@@ -160,13 +155,11 @@ class HeadTraining:
             held_out=limits.held_out,
         )
 
-    def _learned(self) -> list[Response]:
-        return [r for r in self.data.split(self.limits.held_out)[0] if r.gained > 1]
+    def _responses(self) -> list[list[Response]]:
+        """Those to learn from, and those kept apart, that have a token to predict."""
+        return [[r for r in part if r.gained > 1] for part in self.data.split(self.limits.held_out)]
 
-    def _apart(self) -> list[Response]:
-        return [r for r in self.data.split(self.limits.held_out)[1] if r.gained > 1]
-
-    def _fit(self, learned: list[Response], begun: tuple[EagleNetwork, Tensor | None] | None) -> tuple[Fit, Tensor]:
+    def _fit(self, learned: list[Response], begun: tuple[EagleNetwork, Tensor | None] | None) -> Fit:
         """The fit at its start, from a network or from ridge regression, and the draft vocabulary."""
         network, vocabulary = begun or (None, None)
         if vocabulary is None:
@@ -174,12 +167,14 @@ class HeadTraining:
         device, every = self.target.capabilities.device, torch.arange(self.target.capabilities.vocab_size)
         weight, bias = self.target.output_rows(vocabulary.to(device))
         embeddings = self.target.embeddings(every.to(device))
-        frozen = Frozen(embeddings.float(), weight.float(), None if bias is None else bias.float())
+        frozen = Frozen(
+            embeddings.float(), vocabulary.to(device), weight.float(), None if bias is None else bias.float()
+        )
         key = self._key(learned, vocabulary, network)
         if network is None:
             seed_and_width = self.recipe.seed, self.limits.feed_forward
             network = self.architecture.begin(self.target, frozen, vocabulary, learned, *seed_and_width)
-        return Fit(self.recipe, network.to(device), frozen, learned, self.limits.steps or 1, key), vocabulary
+        return Fit(self.recipe, network.to(device), frozen, learned, self.limits.steps or 1, key)
 
     def _record(self) -> HeadRecord | None:
         """Of the head that is there; None: there is none, whole."""
@@ -190,21 +185,17 @@ class HeadTraining:
         except (FileNotFoundError, ConfigError):
             return None
 
-    def _publish(self, fit: Fit, vocabulary: Tensor) -> HeadRecord:
+    def _publish(self, fit: Fit) -> HeadRecord:
         """Write the head as the fit has it, unless the one that is there is right more often; the record of the better
         one."""
-        apart, there = self._apart(), self._record()
-        size = self.recipe.batch
-        record = HeadRecord(fit.done, len(apart), acceptance(fit.network, fit.frozen, apart, self.recipe.unroll, size))
+        apart, there = self._responses()[1], self._record()
+        record = HeadRecord(fit.done, len(apart), evaluate(fit.network, fit.frozen, apart, self.recipe.batch))
         if there is not None and there.held_out == len(apart) and there.mal > record.mal:
             return there
-        save_head(self.out, fit.network, vocabulary, self.target, packed=self.limits.packed)
-        self._describe(fit, record, {})
-        return record
-
-    def _describe(self, fit: Fit, record: HeadRecord, figures: Mapping[str, HeadFigures]) -> None:
+        save_head(self.out, fit.network, fit.frozen.vocabulary, self.target, packed=self.limits.packed)
         HEAD_RECORD.write(self.out / RECORD, record)
-        write_whole(self.out / "README.md", _card(self, fit, record, figures))
+        write_whole(self.out / "README.md", _card(self, fit, record))
+        return record
 
     def _affordable(self, fit: Fit, learned: list[Response], seconds: float) -> int:
         """Steps that fit the time, by timing some on a copy; at least one, and no more than some rounds of the data."""
@@ -223,30 +214,21 @@ class HeadTraining:
         init = None if network is None else fingerprint(network.parameters())
         return hashlib.sha256(json.dumps([*parts, init]).encode()).hexdigest()
 
-    def _train(self, fit: Fit, vocabulary: Tensor, checkpoint: Path, stage: Stage, spent: float) -> None:
+    def _train(self, fit: Fit, checkpoint: Path, stage: Stage, spent: float) -> HeadRecord:
         """Do the steps that are left; every few minutes a checkpoint and the head keep what is done."""
         fit.save(checkpoint)
         saved, seconds = time.monotonic(), self.limits.hours * 3600
-        pace, note = ((1 - FIGURES_SHARE) * seconds - spent) / fit.steps, _note(self._record())
+        pace, note = (seconds - spent) / fit.steps, _note(self._record())
         try:
             with stage("training, seconds", round(seconds), round(spent + pace * fit.done)) as report:
                 for done in fit.run():
                     report(round(spent + pace * done), note)
                     if time.monotonic() - saved >= _EVERY:
                         fit.save(checkpoint)
-                        note, saved = _note(self._publish(fit, vocabulary)), time.monotonic()
+                        note, saved = _note(self._publish(fit)), time.monotonic()
         finally:
             fit.save(checkpoint)
-        self._publish(fit, vocabulary)
-
-    def _figures(self, stage: Stage) -> dict[str, HeadFigures]:
-        head, apart = head_in(self.out).torch_head(self.target), self._apart()
-        by_kind = {}
-        for name, sampled in (("greedy", False), ("sampled", True)):
-            if group := [r for r in apart if (r.temperature > 0) is sampled]:
-                with stage(f"evaluating {name} responses", len(group), 0) as progress:
-                    by_kind[name] = evaluate(head, group, self.data.recipe.seed, progress)
-        return by_kind
+        return self._publish(fit)
 
 
 def _note(record: HeadRecord | None) -> str:
@@ -254,11 +236,13 @@ def _note(record: HeadRecord | None) -> str:
     return "" if record is None else f" (MAL {record.mal:.2f} so far)"
 
 
-def _card(training: HeadTraining, fit: Fit, record: HeadRecord, figures: Mapping[str, HeadFigures]) -> str:
+def _card(training: HeadTraining, fit: Fit, record: HeadRecord) -> str:
     learned = fit.responses
     recipe, target, data = training.recipe, training.target.capabilities.name, training.data
     rows = (f"| {s.name} | {s.count} | {s.licence or 'not stated'} | `{s.digest[:16]}` |" for s in training.sources)
-    sources, tables = "\n".join(rows), "".join(_tables(name, head_figures) for name, head_figures in figures.items())
+    shares = (" | ".join(f"{share:.3f}" for share in row) for row in record.acceptance)
+    figures = "\n".join(f"| {depth} | {row} |" for depth, row in enumerate(shares, start=1))
+    sources = "\n".join(rows)
     first, further = ("/".join(f"{t:g}" for t in kind) for kind in (TEMPERATURES, AGAIN))
     several = f"; second and further ones to a prompt {further}" if learned[-1].number >= len(data.prompts) else ""
     start = f"the head {training.init.name}" if training.init else training.architecture.start
@@ -294,25 +278,14 @@ learning rate {recipe.learning_rate:g} falling to 0, weight decay {recipe.weight
 
 ## Figures
 
-On responses to prompts kept apart, drafted along the target's responses; acceptance lengths count the
-bonus token. Acceptance: every {STRIDE} tokens, share of drafts whose true token is among the most probable
-1, 2 and 4, given that the tokens above it were true.
-{tables}"""
+Along {record.held_out} responses to prompts kept apart: the share of drafts whose true token is among the most
+probable ones of the draft vocabulary, given that the tokens above it were true. Chains of {len(record.acceptance)}
+have an acceptance length of {record.mal:.2f}, the bonus token included.
 
-
-def _tables(name: str, figures: HeadFigures) -> str:
-    lines = [
-        "",
-        f"{name.capitalize()} responses ({figures.responses} responses, {figures.tokens} tokens):",
-        "",
-        "| depth | " + " | ".join(f"top {k}" for k in RANKS) + " | drafts |",
-        "|---|" + "---|" * len(RANKS) + "---|",
-    ]
-    for depth, (shares, drafts) in enumerate(zip(figures.acceptance, figures.trials, strict=True), start=1):
-        lines.append(f"| {depth} | " + " | ".join(f"{share:.3f}" for share in shares) + f" | {drafts} |")
-    lines += ["", "| tree | acceptance length |", "|---|---|"]
-    lines += [f"| {tree} | {mal:.2f} |" for tree, mal in figures.mal.items()]
-    return "\n".join(lines) + "\n"
+| depth | {" | ".join(f"top {rank}" for rank in RANKS)} |
+|---|{"---|" * len(RANKS)}
+{figures}
+"""
 
 
 def draft_vocabulary(responses: Sequence[Response], vocab_size: int, size: int) -> Tensor:

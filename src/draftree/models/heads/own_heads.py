@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
 from pathlib import Path
-from typing import Any
 
 from ...artifacts import JsonFormat
 from ...errors import UnknownNameError
@@ -51,6 +50,10 @@ def named_head(name: str, others: Sequence[Path] = ()) -> Path:
     return found[0]
 
 
+Acceptance = tuple[tuple[float, ...], ...]
+"""At each depth the share of drafts whose true token is among the most probable 1, 2 and 4, given the ones above."""
+
+
 @dataclass(frozen=True, slots=True)
 class HeadRecord:
     """How far the training of a head has come.
@@ -58,19 +61,16 @@ class HeadRecord:
     Attributes:
         steps: of the fit.
         held_out: responses that it was measured on.
-        acceptance: how often its first candidate at each depth was right, given that those above were.
-        figures: acceptance and acceptance lengths by kind of response; empty until training is over.
     """
 
     steps: int
     held_out: int
-    acceptance: tuple[float, ...]
-    figures: Mapping[str, Any] = field(default_factory=dict)
+    acceptance: Acceptance
 
     @property
     def mal(self) -> float:
         """Acceptance length of its chains."""
-        return 1.0 + sum(accumulate(self.acceptance, mul), 0.0)
+        return 1.0 + sum(accumulate([row[0] for row in self.acceptance], mul), 0.0)
 
 
 HEAD_RECORD = JsonFormat("draftree-head", 1, "record of a head", "remove it, and train the head again", HeadRecord)
