@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from draftree.models.base import FINAL_STATE, FeatureSpec, prefill
 from draftree.models.huggingface.cache import feature_part
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.models.native.native_model import NativeModel
-from draftree.train import head_data, shards
+from draftree.train import head_data, responses, shards
 from draftree.train.head_data import HeadData, by_length
 from draftree.train.responses import TEMPERATURES, DataRecipe, Response, digest, encoded, respond, shuffled
 
@@ -253,3 +254,11 @@ def test_prompts_that_are_too_long_are_left_out(target: HFModel) -> None:
     with pytest.raises(PromptError, match="64 tokens"):
         encoded(model, ["a" * 200], raw=True)
     assert digest([[1, 2], [3]]) != digest([[1], [2, 3]])
+
+
+def test_the_prompts_that_ship_differ_and_start_with_every_kind() -> None:
+    path = Path(responses.__file__).with_name("prompts.jsonl")
+    kinds = [json.loads(line)["kind"] for line in path.read_text("utf-8").splitlines()]
+    prompts = responses.read_prompts(str(path))
+    assert len(kinds) == len(prompts) == len(set(prompts)) >= 400
+    assert set(kinds[:40]) == set(kinds)
