@@ -84,6 +84,17 @@ def test_it_drafts_for_a_slow_target(target: NativeModel) -> None:
     assert stands_for(target, "static") == BOTH
 
 
+@pytest.mark.usefixtures("slow")
+def test_beside_a_head_it_drafts_for_a_method_that_weighs_both(
+    target: NativeModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(default, "head_for", lambda target: tmp_path)
+    assert stands_for(target) == f"lookup+head+{DEFAULT_MODEL}"
+    assert (stands_for(target, "static"), stands_for(target, learning=False)) == ("lookup+head", "head")
+    monkeypatch.setattr(default, "_second_token", lambda target: 0.9)
+    assert stands_for(target) == BOTH
+
+
 def test_where_it_does_not_pay_it_is_not_loaded(target: NativeModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("draftree.drafters.registry.load_here", None)
     monkeypatch.setattr("draftree.models.native.native_model._load", None)

@@ -11,6 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from draftree.config import SamplingParams
+from draftree.engine.engine import Engine
+from draftree.engine.speculation import SpeculationParams
 from draftree.errors import DraftreeWarning, RunError, UnknownNameError
 from draftree.models.heads import head_folder, own_heads
 from draftree.models.heads.eagle_network import save_head
@@ -121,6 +124,18 @@ def test_a_full_disk_leaves_the_head_that_is_there(
     with pytest.raises(RunError):
         save_head(folder, new_eagle(EagleConfig.like(target, embedding_scale=2.0), 1), torch.arange(9), target)
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_it_drafts_beside_a_model_of_another_vocabulary_and_changes_nothing(
+    target: NativeModel, temperature: float
+) -> None:
+    save(target, own_head_for(target))
+    prompts, params = ["the cat in the hat", "a b c"], SamplingParams(max_tokens=24, temperature=temperature, seed=3)
+    engine = Engine(target, SpeculationParams(drafter="lookup+head+smollm2", method="static"))
+    found, alone = engine.generate(prompts, params), Engine(target).generate(prompts, params)
+    assert [each.token_ids for each in found] == [each.token_ids for each in alone]
+    assert sum(sum(each.stats.drafted) for each in found) > 0
 
 
 def test_heads_are_named_by_what_tells_them_apart(data: Path) -> None:

@@ -91,6 +91,20 @@ def test_what_is_stored_is_what_is_read(target: HFModel, tmp_path: Path, monkeyp
         assert one.tracked == two.tracked
 
 
+def test_responses_are_kept_as_time_goes_by(target: HFModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large model takes half an hour for the tokens of a shard, which a kill then lost."""
+    monkeypatch.setattr(head_data, "SHARD_SECONDS", 0.0)
+    data, kept = HeadData(tmp_path, RECIPE, PROMPTS), list[int]()
+    data.collect(
+        target,
+        tokens=80,
+        seconds=60,
+        rows=1,
+        progress=lambda done: kept.append(len(list(tmp_path.glob("responses-*")))),
+    )
+    assert kept == [0, 1, 2, 3]
+
+
 def test_hidden_states_of_layers_come_with_a_response(tmp_path: Path) -> None:
     """Those of a layer are large here, as some models' are at their first token: float16 holds 65504 at most."""
     model, wanted = HFModel(tiny(), self_test=False), FeatureSpec((0, 1)) | FINAL_STATE
