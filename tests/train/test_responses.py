@@ -95,13 +95,11 @@ def test_responses_are_kept_as_time_goes_by(target: HFModel, tmp_path: Path, mon
     """A large model takes half an hour for the tokens of a shard, which a kill then lost."""
     monkeypatch.setattr(head_data, "SHARD_SECONDS", 0.0)
     data, kept = HeadData(tmp_path, RECIPE, PROMPTS), list[int]()
-    data.collect(
-        target,
-        tokens=80,
-        seconds=60,
-        rows=1,
-        progress=lambda done: kept.append(len(list(tmp_path.glob("responses-*")))),
-    )
+
+    def count(_: int) -> None:
+        kept.append(len(list(tmp_path.glob("responses-*"))))
+
+    data.collect(target, tokens=80, seconds=60, rows=1, progress=count)
     assert kept == [0, 1, 2, 3]
 
 
