@@ -57,6 +57,8 @@ from ..train.shards import RECIPE
 from .interrupt import GO_ON, on_interrupt
 from .options import NAMES, ComputeOptions, Drafter, Target, with_options
 
+_LICENCES = {str(PROMPTS): "Apache-2.0, of draftree"}
+"""Of the prompts that ship."""
 WORK = "work"
 """Folder, in that of a head, of what training needs."""
 
@@ -90,7 +92,7 @@ class PromptOptions:
         for name, licence in zip(self.prompts, self.licence or [None] * len(self.prompts), strict=True):
             prompts.append(read_prompts(name))
             digest = hashlib.sha256(read_bytes(user_path(name), LARGEST_DATA)).hexdigest()
-            files.append(PromptFile(Path(name).name, len(prompts[-1]), digest, licence))
+            files.append(PromptFile(Path(name).name, len(prompts[-1]), digest, licence or _LICENCES.get(name)))
         return shuffled(prompts, self.seed), files
 
 
