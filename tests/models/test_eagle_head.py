@@ -101,7 +101,7 @@ def test_a_head_in_another_precision_of_its_target_is_taken(folder: Path) -> Non
 
 def test_a_head_of_other_weights_is_refused(folder: Path) -> None:
     other = HFModel(tiny(seed=1), name="stranger", self_test=False)
-    with pytest.raises(ConfigError, match="tiny, .*--target stranger"):
+    with pytest.raises(ConfigError, match="tiny, .*head stranger"):
         load_head(folder, other)
 
 

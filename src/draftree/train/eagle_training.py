@@ -143,14 +143,14 @@ class HeadTraining:
     def _collect(self, part: float, report: ProgressReport) -> None:
         """Draw responses in so much of the time for them."""
         limits, data = self.limits, self.data
-        share = part * (1.0 if limits.steps else RESPONSE_SHARE)
+        share, seconds = part * (1.0 if limits.steps else RESPONSE_SHARE), limits.hours * 3600
         began, note = time.monotonic() - data.seconds, _note(self._record())
         data.collect(
             self.target,
             tokens=math.ceil(part * limits.tokens),
-            seconds=share * limits.hours * 3600,
+            seconds=share * seconds,
             rows=limits.rows,
-            progress=lambda _: report(round(time.monotonic() - began), note),
+            progress=lambda _: report(round(min(seconds, time.monotonic() - began)), note),
             answers=limits.responses,
             held_out=limits.held_out,
         )
