@@ -89,7 +89,7 @@ def main() -> None:
     parser.add_argument("--concurrency", type=int, default=4)
     args = parser.parse_args()
     args.programs = args.programs.absolute()
-    with served(args) as (url, _), tempfile.TemporaryDirectory() as folder:
+    with served(args.target, args.drafter, args.concurrency) as (url, _), tempfile.TemporaryDirectory() as folder:
         made = commands(args, url, Path(folder))  # they write beside them
         codes = [subprocess.run(command, cwd=folder).returncode for command in made]  # noqa: S603
     sys.exit(max(codes))

@@ -241,7 +241,7 @@ def attention(options: Options) -> Iterator[str]:
 def _tree_mask(context: int, count: int, slots: int) -> Tensor:
     """[count, slots] bool of a random tree behind a text."""
     rng = np.random.default_rng(count)
-    parents = np.array([rng.integers(ROOT, node) for node in range(count)], np.int32)
+    parents = [int(rng.integers(ROOT, node)) for node in range(count)]
     mask = torch.zeros(count, slots, dtype=torch.bool)
     mask[:, :context] = True
     mask[:, context : context + count] = torch.from_numpy(ancestors(parents)[0])

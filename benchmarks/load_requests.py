@@ -63,7 +63,6 @@ class Asked:
         leaves: after so many events its client leaves; None: it stays.
         slow: it reads an event in so many seconds.
         text: that came, of all answers.
-        tokens: of a stream that was asked for its usage.
         began, times: when it was sent, and when its events with text came; seconds.
         reason: why it ended; empty: its client has left.
     """
@@ -74,7 +73,6 @@ class Asked:
     leaves: int | None
     slow: float = 0.0
     text: str = ""
-    tokens: int = 0
     reason: str = field(default="", repr=False)
     began: float = field(default=0.0, repr=False)
     times: list[float] = field(default_factory=list, repr=False)
@@ -119,10 +117,6 @@ class Asked:
             async for event in _events(answer):
                 if "error" in event:
                     raise RuntimeError(f"{body}: {event}")
-                if usage := event.get("usage"):
-                    self.tokens = usage["completion_tokens"]
-                if not event["choices"]:
-                    continue
                 (choice,) = event["choices"]
                 text = (choice["delta"].get("content") or "") if self.chat else choice["text"]
                 if text:  # a chat's first event has none

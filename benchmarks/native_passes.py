@@ -42,7 +42,7 @@ def pass_seconds(
 
     def once(parents: Sequence[int]) -> None:
         count = len(parents)
-        model.extend([row], [Nodes.of(text(count), parents)]).argmax(range(count))
+        model.extend([row], [Nodes(text(count), [*parents])]).argmax(range(count))
 
     for _ in range(passes):
         for draft, seconds in found.items():

@@ -1,4 +1,4 @@
-"""A client that costs little: HTTP/1.1 over plain sockets in a process of its own, for loads of ``server_load``.
+"""A client that costs little: HTTP/1.1 over plain sockets in a process of its own, for ``server_speed``.
 
 It reads answers as bytes and parses none of them while they come; ``poll`` waits for all of its sockets.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import re
 import select
 import socket
 import time
@@ -19,6 +20,7 @@ from urllib.parse import urlsplit
 
 _END = b"\r\n0\r\n\r\n"
 _PIECE = 1 << 16
+_TEXT = re.compile(rb'"content": ?"[^"]')
 
 
 @dataclass(slots=True)
@@ -27,12 +29,12 @@ class Answer:
 
     Attributes:
         began: when it was sent, by ``time.perf_counter()``.
-        times: when its pieces came, the headers' left out.
-        body: the answer as it came, with the frames of chunks.
+        pieces: bytes of the answer that had come, headers included, and when.
+        body: the answer as it came, with headers and the frames of chunks.
     """
 
     began: float
-    times: list[float] = field(default_factory=list)
+    pieces: list[tuple[int, float]] = field(default_factory=list)
     body: bytes = b""
 
     @property
@@ -46,6 +48,18 @@ class Answer:
         """The text of a chat's stream."""
         return "".join(c["delta"].get("content") or "" for event in self.events for c in event.get("choices", ()))
 
+    @property
+    def first_text(self) -> float:
+        """When the first text of a chat's stream came, or the end of a stream without any."""
+        found = _TEXT.search(self.body)
+        return next(at for size, at in self.pieces if size >= (found.end() if found else len(self.body)))
+
+    @property
+    def usage(self) -> dict[str, Any]:
+        """What a stream that was asked for its usage says of it."""
+        (usage,) = (event["usage"] for event in self.events if event.get("usage"))
+        return dict(usage)
+
 
 def _request(host: str, path: str, body: Mapping[str, Any]) -> bytes:
     content = json.dumps(body).encode()
@@ -54,22 +68,25 @@ def _request(host: str, path: str, body: Mapping[str, Any]) -> bytes:
 
 
 class _Loop:
-    """A closed loop: requests one after the other over a connection."""
+    """A closed loop: requests one after the other, each over a new connection.
+
+    llama.cpp's server closes one after an answer.
+    """
 
     def __init__(self, url: str, path: str, bodies: Sequence[Mapping[str, Any]]) -> None:
         parts = urlsplit(url)
         self.answers, self._host, self._path, self._left = list[Answer](), parts.netloc, path, iter(bodies)
-        self.connection = socket.create_connection((parts.hostname or "", parts.port or 80))
-        self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._address = parts.hostname or "", parts.port or 80
         self._buffer = bytearray()
 
     def go_on(self) -> bool:
         """Send the next request; whether there is one."""
         if (body := next(self._left, None)) is None:
-            self.connection.close()
             return False
         self._buffer.clear()
         self.answers.append(Answer(time.perf_counter()))
+        self.connection = socket.create_connection(self._address)
+        self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.connection.sendall(_request(self._host, self._path, body))
         return True
 
@@ -77,14 +94,13 @@ class _Loop:
         """Read a piece; whether it was the answer's last."""
         piece = self.connection.recv(_PIECE)
         self._buffer += piece
-        head = self._buffer.find(b"\r\n\r\n") + 4
-        if head >= 4 and len(self._buffer) > head:
-            self.answers[-1].times.append(time.perf_counter())
+        self.answers[-1].pieces.append((len(self._buffer), time.perf_counter()))
         if piece and not self._buffer.endswith(_END):
             return False
         if not (piece and self._buffer.startswith(b"HTTP/1.1 200")):
             raise ConnectionError(f"the server answered {bytes(self._buffer[:400])!r}")
-        self.answers[-1].body = bytes(self._buffer[head:])
+        self.answers[-1].body = bytes(self._buffer)
+        self.connection.close()
         return True
 
 
@@ -102,8 +118,8 @@ def _send(url: str, path: str, queues: Sequence[Sequence[Mapping[str, Any]]]) ->
                 loop = running.pop(number)
                 poll.unregister(number)
                 if loop.go_on():
-                    running[number] = loop
-                    poll.register(number, select.POLLIN)
+                    running[loop.connection.fileno()] = loop
+                    poll.register(loop.connection, select.POLLIN)
     return [loop.answers for loop in loops]
 
 
@@ -125,7 +141,7 @@ class RawClient:
         self._pipe, self.busy = pipe, 0.0
 
     def send(self, url: str, queues: Sequence[Sequence[Mapping[str, Any]]], path: str) -> list[list[Answer]]:
-        """Send each queue's requests, one after the other over a connection of its own, all queues at once."""
+        """Send each queue's requests, one after the other, all queues at once."""
         self._pipe.send((url, path, queues))
         answers, busy = self._pipe.recv()
         self.busy += busy

@@ -2,58 +2,40 @@
 
     python -m benchmarks.server_load texts [--requests 200] [--concurrency 8]
     python -m benchmarks.server_load soak [--minutes 10] [--concurrency 64] [--requests 200]
-    python -m benchmarks.server_load overhead [--requests 20] [--tokens 64] [--concurrency 1]
-    python -m benchmarks.server_load llama [--target FILE.gguf] [--requests 24] [--tokens 64] [--concurrency 8]
 
-All start ``draftree serve`` (``--target``, ``--drafter``), send requests and print what they found. The exit code is 1
+Both start ``draftree serve`` (``--target``, ``--drafter``), send requests and print what they found. The exit code is 1
 where a text differs, a row is left or a request fails. ``texts``: methods, drafters, seeds, grammars, stops, penalties,
 predictions, priorities, several answers, whole answers and streams, of which a tenth is left in between and a tenth is
 read slowly; then each request once more alone and without drafts. A stream that was left has to be the beginning of its
 text. ``soak``: the same requests again and again for some minutes, in random order; the server's resident memory,
 tokens a second, and the time to a stream's first token and between two of its events; the exit code is 1 too where
-memory grows. ``overhead``: streams by a raw client in a process of its own, and the same by the Python API in this
-process, in turn, both without rows that are kept: tokens a second of the one over those of the other, prompts included,
-in all rounds, and the CPU time of the server's event loop.
-``llama``: the same streams by llama.cpp's own server (``xllamacpp``) of the same file on as many threads, in turn, both
-without rows that are kept: tokens a second, prompts included, and the time to the first token.
+memory grows.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import importlib
 import json
-import multiprocessing
 import re
 import subprocess
 import sys
 import threading
 import time
-from collections import Counter, defaultdict, deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
-from multiprocessing.connection import Connection
 from random import Random
-from typing import Any
 
 import httpx2 as httpx
 import numpy as np
 import psutil  # type: ignore[import-untyped]
 
-from draftree.bench.suites import choose, load_suite
-from draftree.config import SamplingParams
-from draftree.engine.engine import Engine, Handle
-from draftree.engine.scheduler import SchedulerParams
-from draftree.engine.speculation import SpeculationParams
-from draftree.models.loading import load
-from draftree.models.model_files import DEFAULT_MODEL, gguf_path
-from draftree.text.encoding import user
+from draftree.models.model_files import DEFAULT_MODEL
 
 from .load_requests import Asked, made
-from .raw_client import raw_client
 
 _WARM = 120.0
 _LEAK = 2.0
@@ -61,14 +43,10 @@ _LEAK = 2.0
 
 
 @contextmanager
-def served(args: argparse.Namespace) -> Iterator[tuple[str, psutil.Process]]:
+def served(target: str, drafter: str, rows: int, *options: str) -> Iterator[tuple[str, psutil.Process]]:
     """A server's address, and its process."""
-    command = [sys.executable, "-m", "draftree", "serve", args.target, "--port", "0", "--name", "model"]
-    command += ["--drafter", args.drafter, "--rows", str(args.concurrency)]
-    if args.what in ("llama", "overhead"):  # prompts come again: each time they are to be read
-        command += ["--prefixes", "0"]
-    if args.what == "llama":
-        command += ["--threads", str(args.threads)]
+    command = [sys.executable, "-m", "draftree", "serve", target, "--port", "0", "--name", "model"]
+    command += ["--drafter", drafter, "--rows", str(rows), *options]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:  # noqa: S603
         try:
             said = list[str]()
@@ -223,141 +201,21 @@ async def figure(client: httpx.AsyncClient, name: str) -> float:
     return sum(float(line.split()[-1]) for line in page.splitlines() if line.startswith(name))
 
 
-async def overhead(args: argparse.Namespace, url: str, process: psutil.Process) -> bool:
-    """Print what the server takes of the rate of the Python API; whether the texts are the same."""
-    scheduling = SchedulerParams(rows=args.concurrency, prefixes=0)  # every way reads every prompt
-    engine = Engine(load(args.target), SpeculationParams(drafter=args.drafter), scheduling=scheduling)
-    groups, params = in_groups("spec-bench", args), SamplingParams(max_tokens=args.tokens)
-    kinds = {args.drafter: (None, {}), "none": (SpeculationParams(drafter="none"), {"drafter": "none"})}
-    ratios, seconds = defaultdict[str, list[float]](list), Counter[tuple[str, bool]]()
-    tokens, loop_seconds, differ = Counter[str](), Counter[str](), 0
-    with raw_client() as client:
-        for number, group in enumerate([groups[0], *groups]):  # once to warm up
-            for kind, (speculation, asked) in kinds.items():
-                bodies = [[stream(question, args.tokens, asked).body] for question in group]
-                taken, handles = dict[bool, float](), list[Handle]()
-                for served in (False, True) if number % 2 else (True, False):
-                    (process.resume if served else process.suspend)()  # an idle server may measure what passes cost
-                    began, busy = time.perf_counter(), _loop_seconds(process)
-                    if served:
-                        answers = client.send(url, bodies, "/v1/chat/completions")
-                        loop_seconds[kind] += (_loop_seconds(process) - busy) * bool(number)  # type: ignore[assignment]
-                    else:
-                        handles = [engine.submit(user(question), params, speculation) for question in group]
-                        engine.wait(lambda handles=handles: all(one.done for one in handles))  # type: ignore[misc]
-                    taken[served] = time.perf_counter() - began
-                process.resume()
-                texts = [handle.request.text for handle in handles]
-                differ += sum(answer.text != text for (answer,), text in zip(answers, texts, strict=True))
-                if number:
-                    ratios[kind].append(taken[False] / taken[True])
-                    tokens[kind] += sum(len(one.request.output_ids) for one in handles)
-                    for served, duration in taken.items():
-                        seconds[kind, served] += duration  # type: ignore[assignment]
-    for kind, count in tokens.items():
-        by_api, by_server = (count / seconds[kind, served] for served in (False, True))
-        print(f"drafter {kind}: {by_api:.1f} tokens/s by the API, {by_server:.1f} by the server, ", end="")
-        print(f"{by_server / by_api:.3f}; the event loop took {1e6 * loop_seconds[kind] / count:.0f} us of CPU a token")
-        print("  rounds:", " ".join(f"{one:.2f}" for one in ratios[kind]))
-    whole = sum(duration for (_, served), duration in seconds.items() if served)
-    print(f"{args.concurrency} streams at once; the client took {client.busy / whole:.2f} of a processor; ", end="")
-    print(f"{differ} texts differ")
-    return not differ
-
-
-def _loop_seconds(process: psutil.Process) -> float:
-    """CPU seconds of the thread that runs a server's event loop: its first one."""
-    return float(sum(t.user_time + t.system_time for t in process.threads() if t.id == process.pid))
-
-
-def in_groups(suite: str, args: argparse.Namespace) -> list[list[str]]:
-    """Questions of a suite, as many together as there are streams; those that fill no group are left out."""
-    questions = (item.turns[0] for item in choose(load_suite(suite), limit=args.requests))
-    return [*map(list, zip(*[questions] * args.concurrency, strict=False))]
-
-
-def stream(question: str, tokens: int, speculation: dict[str, Any], usage: bool = False) -> Asked:
-    """A greedy stream of a chat."""
-    messages = [{"role": "user", "content": question}]
-    body = {"model": "model", "max_tokens": tokens, "temperature": 0, "messages": messages, "stream": True}
-    return Asked(True, body | ({"stream_options": {"include_usage": True}} if usage else {}), speculation, None)
-
-
-@contextmanager
-def served_by_llama(args: argparse.Namespace) -> Iterator[str]:
-    """The address of llama.cpp's server of the same file, as many rows and threads, in a process of its own."""
-    processes = multiprocessing.get_context("spawn")
-    ours, theirs = processes.Pipe()
-    own = (str(gguf_path(args.target) or args.target), args.concurrency, args.threads, theirs)
-    process = processes.Process(target=_serve_by_llama, args=own)
-    process.start()
-    theirs.close()
-    yield ours.recv()
-    ours.close()
-    process.join()
-
-
-def _serve_by_llama(path: str, rows: int, threads: int, pipe: Connection) -> None:
-    """Serve until the other end is closed."""
-    library: Any = importlib.import_module("xllamacpp")
-    params = library.CommonParams()
-    params.model.path, params.port, params.cache_prompt, params.cache_ram_mib = path, 0, False, 0
-    params.n_parallel, params.n_ctx, params.verbosity = rows, 4096 * rows, 1  # errors
-    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
-    server = library.Server(params)  # it ends with its last name
-    pipe.send(server.listening_address)
-    with suppress(EOFError):
-        pipe.recv()
-
-
-async def llama(args: argparse.Namespace, url: str, process: psutil.Process) -> bool:
-    """Print tokens a second and times to the first token of both servers."""
-    groups = in_groups("mt-bench", args)
-    with served_by_llama(args) as other:
-        ways = {"llama.cpp": (other, {}), "AR": (url, {"drafter": "none"}), f"drafter {args.drafter}": (url, {})}
-        found: dict[str, list[Asked]] = {way: [] for way in ways}
-        seconds = Counter[str]()
-        limits = httpx.Limits(max_keepalive_connections=0)  # llama.cpp's server closes connections that wait
-        async with httpx.AsyncClient(timeout=None, limits=limits) as client:  # noqa: S113
-            for number, group in enumerate([groups[0], *groups]):  # once to warm up
-                for way in (*list(ways)[number % 3 :], *list(ways)[: number % 3]):
-                    address, speculation = ways[way]
-                    streams = [stream(question, args.tokens, speculation, usage=True) for question in group]
-                    if way == "llama.cpp":
-                        process.suspend()  # an idle server may measure what passes cost
-                    began = time.perf_counter()
-                    await asyncio.gather(*(one.send(client, address) for one in streams))
-                    process.resume()
-                    if number:
-                        seconds[way] += time.perf_counter() - began  # type: ignore[assignment]
-                        found[way] += streams
-    rates = {way: sum(one.tokens for one in streams) / seconds[way] for way, streams in found.items()}
-    print(f"{len(groups)} times {args.concurrency} requests, {args.threads} threads, {args.tokens} tokens at most")
-    for way, streams in found.items():
-        first = _percentiles([one.times[0] - one.began for one in streams])
-        figures = f"{rates[way]:6.1f} tokens/s, {rates[way] / rates['llama.cpp']:.2f} of llama.cpp"
-        print(f"{way:<16} {figures}; first token after {first} (50th and 99th percentile)")
-    return True
-
-
 def main() -> None:
     """Load a server, and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    what = {f.__name__: f for f in (texts, soak, overhead, llama)}
+    what = {f.__name__: f for f in (texts, soak)}
     parser.add_argument("what", choices=what)
     parser.add_argument("--target", default=DEFAULT_MODEL)
     parser.add_argument("--drafter", default="auto")
-    for count in ("requests", "concurrency", "tokens"):
-        parser.add_argument(f"--{count}", type=int)
+    parser.add_argument("--requests", type=int, default=200)
+    parser.add_argument("--concurrency", type=int)
+    parser.add_argument("--tokens", type=int, default=24)
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--threads", type=int, help="of passes, of llama; by default one a core")
     args = parser.parse_args()
-    args.requests = args.requests or {"texts": 200, "soak": 200, "overhead": 20, "llama": 24}[args.what]
-    args.concurrency = args.concurrency or {"texts": 8, "soak": 64, "overhead": 1, "llama": 8}[args.what]
-    args.tokens = args.tokens or (64 if args.what in ("overhead", "llama") else 24)
-    args.threads = args.threads or psutil.cpu_count(logical=False)
-    with served(args) as (url, process):
+    args.concurrency = args.concurrency or {"texts": 8, "soak": 64}[args.what]
+    with served(args.target, args.drafter, args.concurrency) as (url, process):
         sys.exit(not asyncio.run(what[args.what](args, url, process)))
 
 

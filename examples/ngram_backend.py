@@ -69,8 +69,8 @@ class NgramModel(draftree.LanguageModel):
     def extend(self, rows: Sequence[draftree.Row], nodes: Sequence[draftree.Nodes]) -> draftree.Scores:
         found = list[NDArray[np.float32]]()
         for row, new in zip(rows, nodes, strict=True):
-            self._nodes[row] += new.tokens.tolist()
-            row.parents = np.append(row.parents, new.parents)
+            self._nodes[row] += new.tokens
+            row.parents += new.parents
             there = len(self._nodes[row])
             found += [self.logits(self._path(row, node)) for node in range(there - new.scored, there)]
         return draftree.NumpyScores(np.reshape(found, (-1, 256)), [new.scored for new in nodes])
@@ -80,17 +80,17 @@ class NgramModel(draftree.LanguageModel):
         below = list[int]()
         while node >= 0:  # -1 is the last committed token
             below.append(self._nodes[row][node])
-            node = int(row.parents[node])
+            node = row.parents[node]
         return self._ids[row] + below[::-1]
 
     def commit(self, row: draftree.Row, path: Sequence[int]) -> None:
         row.check_path(path)
-        self._keep(row, path, len(path), row.parents[:0])
+        self._keep(row, path, len(path), [])
 
     def prune(self, row: draftree.Row, keep: Sequence[int], trunk: int) -> None:
         self._keep(row, keep, trunk, row.pruned(keep, trunk))
 
-    def _keep(self, row: draftree.Row, nodes: Sequence[int], trunk: int, parents: NDArray[np.int32]) -> None:
+    def _keep(self, row: draftree.Row, nodes: Sequence[int], trunk: int, parents: list[int]) -> None:
         tokens = [self._nodes[row][node] for node in nodes]
         self._ids[row] += tokens[:trunk]
         self._nodes[row] = tokens[trunk:]

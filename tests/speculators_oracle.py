@@ -136,14 +136,14 @@ def trained_difference() -> float:
 @torch.no_grad()
 def worst(head: HeadModel, target: HFModel, model: Any) -> float:
     """Largest difference of the logits of a head here and as a model of speculators."""
-    tokens, largest = torch.tensor(TEXT[1:]), 0.0
+    largest = 0.0
     features = feature_row(prefill(target, TEXT)).last_features(wanted=head.features)[:-1].clone()
     want = logits_of(model, features)
-    for cut in range(1, len(tokens) - STEPS + 1):
+    for cut in range(1, len(TEXT) - STEPS):
         row = head.open()
         found = [head.advance([row], [TEXT[1 : 1 + cut]], [features[:cut]]).tensor[0]]
         for k in range(STEPS - 1):
-            found.append(extended(head, [row], [Nodes.of(tokens[cut + k, None], torch.tensor([k - 1]))])[0, 0])
+            found.append(extended(head, [row], [Nodes([TEXT[1 + cut + k]], [k - 1])])[0, 0])
         head.close(row)
         for logits, step in zip(found, want, strict=True):
             largest = max(largest, float((logits[: step.shape[1]] - step[cut - 1]).abs().max()))

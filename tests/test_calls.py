@@ -57,7 +57,7 @@ class Known(Drafter):
             parent = len(tokens)
             tokens += [*own, *others][:WIDTH]
         depths = [1 + node // WIDTH for node in range(WIDTH * DEPTH)]
-        return DraftTree.of(tokens, parents, depths, [-1.0] * len(tokens), [1.0] * len(tokens))
+        return DraftTree(tokens, parents, depths, [-1.0] * len(tokens), [1.0] * len(tokens))
 
     def propose(self, requests: Sequence[Request], *_: Any, **__: Any) -> list[DraftTree]:
         return [self._trees[len(request.ids) - request.prompt_length] for request in requests]

@@ -100,7 +100,7 @@ class Drafted(Observer):
     def stepped(self, outcomes: Sequence[Outcome]) -> None:
         for outcome in outcomes:
             before = outcome.request.output_ids[: len(outcome.request.output_ids) - outcome.taken]
-            tokens, parents = outcome.tree.tokens.tolist(), outcome.tree.parents.tolist()
+            tokens, parents = outcome.tree.tokens, outcome.tree.parents
             paths: dict[int, tuple[int, ...]] = {-1: tuple(before)}
             for node, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
                 paths[node] = (*paths[parent], token)

@@ -215,7 +215,7 @@ def test_the_shipped_head_has_the_logits_that_it_was_trained_to() -> None:
     states = 4 * np.sin(np.arange(len(tokens) * 576, dtype=np.float32)).reshape(-1, 576)
     row = head.open()
     first = head.advance([row], [tokens], [torch.from_numpy(states)]).logits([0])
-    nodes = head.extend([row], [Nodes.of([260, 28], [ROOT, ROOT])]).logits([0, 1])
+    nodes = head.extend([row], [Nodes([260, 28], [ROOT, ROOT])]).logits([0, 1])
     for logits, (ids, values) in zip(np.concatenate([first, nodes]), _HEAD_TOP.values(), strict=True):
         best = np.argsort(-logits)[:4]
         assert head.vocabulary_of(row)[best].tolist() == ids

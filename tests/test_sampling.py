@@ -21,12 +21,13 @@ from transformers import (
 )
 
 from draftree.config import SamplingParams
-from draftree.draws import Draws, draw_at
+from draftree.draws import Draws
 from draftree.errors import ConfigError
 from draftree.models.huggingface import torch_scores
 from draftree.sampling import warping
 from draftree.sampling.warping import stream_key
 from draftree.scores import NumpyScores
+from draftree.verify.base import draw_at
 
 from .toy import chi_square
 

@@ -23,7 +23,7 @@ from draftree.errors import ConfigError, DraftreeWarning
 from draftree.integrations.hf_generate import as_processor
 from draftree.policies.methods import METHODS
 from draftree.request import Outcome, Request
-from draftree.tree import DraftTree
+from draftree.tree import ROOT, DraftTree
 
 from .conftest import Full
 from .pairs import drafter, policy, target
@@ -79,7 +79,7 @@ PARAMS = [
 
 def _columns(tree: DraftTree) -> dict[str, list[float]]:
     names = ("tokens", "parents", "depths", "path_logprobs", "entropies")
-    return {name: getattr(tree, name).tolist() for name in names}
+    return {name: getattr(tree, name) for name in names}
 
 
 def _read_tree(written: dict[str, Any]) -> dict[str, list[float]]:
@@ -172,7 +172,7 @@ def test_infinities_and_every_float32_come_back_and_json_stays_json() -> None:
     bits = torch.randint(-(2**31), 2**31, (n,), dtype=torch.int64).to(torch.int32)
     floats = bits.view(torch.float32).nan_to_num()
     floats[:2] = torch.tensor([-torch.inf, torch.inf])
-    tree = DraftTree.of(torch.arange(n), torch.full((n,), -1), torch.ones(n, dtype=torch.int64), floats, floats.flip(0))
+    tree = DraftTree([*range(n)], [ROOT] * n, [1] * n, floats.tolist(), floats.flip(0).tolist())
     line = json.dumps(plain(tree), allow_nan=False)
     assert '"-Infinity"' in line
     assert _read_tree(json.loads(line)) == _columns(tree)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -16,14 +19,15 @@ def tree(parents: list[int], tokens: list[int] | None = None) -> DraftTree:
     depths: list[int] = []
     for p in parents:
         depths.append(1 if p == ROOT else depths[p] + 1)
-    return DraftTree.of(range(n) if tokens is None else tokens, parents, depths, [-d for d in depths], [0.0] * n)
+    paths = [-float(depth) for depth in depths]
+    return DraftTree([*range(n)] if tokens is None else tokens, parents, depths, paths, [0.0] * n)
 
 
 @pytest.mark.parametrize("parents", [[0], [1, ROOT], [ROOT, 2, 0], [ROOT, 0, 2]])
 def test_a_parent_that_does_not_come_before_its_child_is_refused(parents: list[int]) -> None:
     ones = [1] * len(parents)
     with pytest.raises(ValueError, match="level order"):
-        DraftTree.of(ones, parents, ones, ones, ones)
+        DraftTree(ones, parents, ones, [0.0] * len(ones), [0.0] * len(ones))
 
 
 def test_the_empty_tree_has_no_nodes_no_depth_and_gains_the_bonus_token() -> None:
@@ -49,9 +53,7 @@ def test_expected_acceptance_length_of_the_opt_tree_example() -> None:
     for parent, p in zip(parents, draft, strict=True):
         paths.append(p * (1 if parent == ROOT else paths[parent]))
     shape = tree(parents)
-    example = DraftTree.of(
-        shape.tokens, shape.parents, shape.depths, np.log(np.array(paths, np.float32)), shape.entropies
-    )
+    example = replace(shape, path_logprobs=[*map(math.log, paths)])
     assert example.expected_acceptance_length == pytest.approx(3.07, abs=1e-6)
 
 
@@ -65,11 +67,11 @@ def walk(parents: list[int], node: int) -> list[int]:
 def test_ancestors_are_what_walking_up_meets(data: st.DataObject, size: int) -> None:
     parents = [data.draw(st.integers(ROOT, i - 1)) for i in range(size)]
     start = data.draw(st.integers(0, size))
-    mask, depths = ancestors(np.array(parents, np.int32), start)
+    mask, depths = ancestors(parents, start)
     met = [walk(parents, node) for node in range(start, size)]
     assert mask.shape == (size - start, size)
     assert [sorted(m) for m in met] == [np.flatnonzero(row).tolist() for row in mask]
-    assert depths.tolist() == [len(m) for m in met]
+    assert depths == [len(m) for m in met]
 
 
 @pytest.mark.parametrize(
@@ -80,4 +82,4 @@ def test_ancestors_are_what_walking_up_meets(data: st.DataObject, size: int) -> 
 def test_columns_that_are_no_tree_in_level_order_are_refused(parents: list[int], depths: list[int]) -> None:
     n = len(parents)
     with pytest.raises(ValueError, match="level order|lengths"):
-        DraftTree.of(range(n), parents, depths, [0.0] * n, [0.0] * n)
+        DraftTree([*range(n)], parents, depths, [0.0] * n, [0.0] * n)

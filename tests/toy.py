@@ -15,7 +15,7 @@ from draftree.config import Budget
 from draftree.drafters.base import Scorer, UnscoredNode
 from draftree.drafters.grow import grow
 from draftree.errors import CacheError
-from draftree.models.base import FINAL_STATE, NO_NODES, Capabilities, FeatureSpec, LanguageModel, Nodes, Row
+from draftree.models.base import FINAL_STATE, Capabilities, FeatureSpec, LanguageModel, Nodes, Row
 from draftree.models.huggingface.cache import FeatureRow, feature_row
 from draftree.models.protocols import LayerSizes
 from draftree.policies.base import Candidates, GrowthPolicy
@@ -31,8 +31,9 @@ Path = tuple[int, ...]
 
 def chain_tree(tokens: Sequence[int], logprob: float = 0.0) -> DraftTree:
     """Tokens in order, each the child of the one before, of this draft log-probability."""
-    depths = np.arange(len(tokens)) + 1
-    return DraftTree.of(tokens, depths - 2, depths, logprob * depths, np.zeros(len(tokens)))
+    depths = [*range(1, len(tokens) + 1)]
+    paths = [logprob * depth for depth in depths]
+    return DraftTree([*tokens], [*range(ROOT, len(tokens) + ROOT)], depths, paths, [0.0] * len(tokens))
 
 
 class ToyModel(LanguageModel):
@@ -122,10 +123,10 @@ class ToyModel(LanguageModel):
         """Those after the wanted nodes."""
         can, logits, grown = self.capabilities, list[Tensor](), []
         for row, new in zip(rows, nodes, strict=True):
-            tokens = self._nodes[row] + new.tokens.tolist()
-            parents = np.append(row.parents, new.parents)
+            tokens = self._nodes[row] + new.tokens
+            parents = row.parents + new.parents
             for i in range(len(new.tokens)):
-                ids = self._ids[row] + _path(tokens, parents.tolist(), len(row.parents) + i)
+                ids = self._ids[row] + _path(tokens, parents, len(row.parents) + i)
                 if len(ids) > can.max_length:
                     raise CacheError(f"a node at position {len(ids) - 1} is beyond toy's {can.max_length} tokens")
                 if i >= len(new.tokens) - new.scored:
@@ -140,7 +141,7 @@ class ToyModel(LanguageModel):
         row.check_path(path)
         self._ids[row] += [self._nodes[row][node] for node in path]
         self._nodes[row] = []
-        row.length, row.parents = len(self._ids[row]), NO_NODES
+        row.length, row.parents = len(self._ids[row]), []
 
     def prune(self, row: Row, keep: Sequence[int], trunk: int) -> None:
         """See ``LanguageModel``."""

@@ -130,31 +130,3 @@ class Draws:
     def draw(self, logits: NDArray[np.floating], depth: int) -> int:
         """The token of [V] warped logits; the argmax at temperature 0."""
         return draw(logits, self.key(depth)) if self.warping.temperature else int(logits.argmax())
-
-
-def draw_at(scores: Scores, slots: Sequence[int], draws: Sequence[Draws], paths: Sequence[Sequence[int]]) -> list[int]:
-    """The target's own next token after each slot; without processors of users in one call of ``scores``.
-
-    Args:
-        slots: [w] of the scores.
-        draws: [w] of their requests.
-        paths: [w] tokens of this step above them.
-    """
-    edited = sampled = False
-    for distinct in set(draws):
-        if distinct.params.processors:
-            if len(slots) == 1:
-                return [distinct.draw(distinct.warped(scores, slots[0], paths[0]), len(paths[0]))]
-            return [draw_at(scores, [s], [d], [p])[0] for s, d, p in zip(slots, draws, paths, strict=True)]
-        edited |= distinct.edits
-        sampled |= distinct.warping.temperature > 0
-    edits = [d.edit(path) for d, path in zip(draws, paths, strict=True)] if edited else None
-    if not sampled:
-        return [*scores.argmax(slots, edits).tolist()]
-    seeds, positions, warpings = list[int](), list[int](), list[Warping]()
-    for d, path in zip(draws, paths, strict=True):
-        seeds.append(d.seed)
-        positions.append(len(d.history) + len(path))
-        warpings.append(d.warping)
-    keys = stream_key(np.array(seeds, np.uint64), np.array(positions, np.uint64))
-    return [*scores.draw(slots, keys.tolist(), warpings, edits).tolist()]

@@ -337,4 +337,4 @@ class Outcome:
         """Entropy (nats) of the draft distribution whose tokens were all rejected; None when nothing was rejected."""
         end = self.path[-1] if self.path else ROOT
         children = self.tree.children(end)
-        return float(self.tree.entropies[children[0]]) if children else None
+        return self.tree.entropies[children[0]] if children else None

@@ -57,21 +57,3 @@ def samples(growth: float) -> list[tuple[float, float, float]]:
 def test_memory_that_grows_is_told_from_what_the_cache_takes(growth: float) -> None:
     found, error = server_load.Memory(psutil.Process(), samples=samples(growth)).slope
     assert found == pytest.approx(growth, abs=0.01) and error < 0.01
-
-
-def test_llamas_server_decodes_the_same_beside_ours(
-    target: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(server_load, "load_suite", lambda name: None)
-    monkeypatch.setattr(server_load, "choose", lambda suite, limit: [Turn("the cat"), Turn("a hat")])
-    arguments = ["llama", "--target", str(target), "--requests", "2", "--concurrency", "2", "--tokens", "4"]
-    out = printed([*arguments, "--threads", "1"], monkeypatch, capsys)
-    rates = dict(re.findall(r"^(llama.cpp|AR|drafter auto) +(\d+\.\d) tokens/s", out, re.MULTILINE))
-    assert len(rates) == 3 and all(float(rate) > 0 for rate in rates.values())
-
-
-class Turn:
-    """A prompt of a suite."""
-
-    def __init__(self, question: str) -> None:
-        self.turns = [question]

@@ -115,7 +115,7 @@ def test_the_distribution_of_a_model_draft_is_warped_as_the_targets(
     params = SamplingParams(temperature=0.7, seed=4, **shape)  # type: ignore[arg-type]
     tree = model_tree(params, sampler, StaticTree(width=2, depth=2))
     assert isinstance(tree, SampledTree)
-    assert {ROOT, *tree.parents.tolist()} == set(tree.distributions)
+    assert {ROOT, *tree.parents} == set(tree.distributions)
     for parent, distribution in tree.distributions.items():
         path = [] if parent == ROOT else [int(tree.tokens[parent])]
         want = warp(ToyModel(6, seed=2).after([1, 2, 3, *path])[None], params.warping)[0].softmax(-1)
@@ -130,7 +130,7 @@ def test_the_distribution_of_a_model_draft_is_warped_as_the_targets(
 def test_at_temperature_zero_children_are_the_most_probable(sampler: type[RandomChildren]) -> None:
     params = SamplingParams()
     tree = model_tree(params, sampler, StaticTree(width=3, depth=2))
-    assert tree.tokens.tolist() == model_tree(params, None, StaticTree(width=3, depth=2)).tokens.tolist()
+    assert tree.tokens == model_tree(params, None, StaticTree(width=3, depth=2)).tokens
     assert isinstance(tree, SampledTree) and not tree.distributions
 
 
@@ -140,7 +140,7 @@ def test_the_layer_that_overflows_is_cut_before_its_children_are_drawn() -> None
     for seed in range(200):
         params = SamplingParams(temperature=1.5, seed=seed)
         tree = model_tree(params, WithoutReplacement, StaticTree(width=2, depth=2), nodes=4)
-        shapes.setdefault(tuple(tree.tokens[:2].tolist()), set()).add(tuple(tree.parents.tolist()))
+        shapes.setdefault(tuple(tree.tokens[:2]), set()).add(tuple(tree.parents))
     assert len(shapes) > 5
     assert all(len(parents) == 1 for parents in shapes.values())
 
@@ -178,4 +178,4 @@ def test_lookup_draws_no_more_children_than_it_knows_tokens() -> None:
     made = request(SamplingParams(temperature=1.0, seed=0), [1, 2, 3, 1, 2, 4, 1, 2])
     drafter.open(made)
     tree = drafter.propose([made], [Budget(5)], coupled=False, sampler=WithoutReplacement)[0]
-    assert sorted(tree.tokens.tolist()) == [3, 4]
+    assert sorted(tree.tokens) == [3, 4]

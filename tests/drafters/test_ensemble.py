@@ -90,7 +90,7 @@ def drafted(ensemble: EnsembleSource, nodes: int = 20, width: int = 4, depth: in
 
 
 def distribution_of(tree: DraftTree) -> Distribution:
-    return dict(zip(tree.tokens.tolist(), np.exp(tree.path_logprobs).tolist(), strict=True))
+    return dict(zip(tree.tokens, np.exp(tree.path_logprobs).tolist(), strict=True))
 
 
 # who drafts
@@ -113,7 +113,7 @@ def test_the_first_source_that_is_sure_drafts_or_else_the_last_that_knows_someth
 ) -> None:
     parts = (Says("a", first), Says("b", second), Says("c", third))
     tree = drafted(EnsembleSource(parts), depth=2)
-    assert tree.part == drafts and tree.tokens.tolist() == [drafts + 1] * 2
+    assert tree.part == drafts and tree.tokens == [drafts + 1] * 2
     (p,) = (first, second, third)[drafts].values()
     assert np.exp(tree.path_logprobs).tolist() == pytest.approx([p, p * p])
     assert parts[drafts].asked == [(), (drafts + 1,)]
@@ -139,16 +139,16 @@ def test_each_request_has_a_drafter_of_its_own() -> None:
 
     ensemble = EnsembleSource((Other("a", {}), Says("b", {7: 0.4})))
     trees = TreeDrafter(StaticTree(1, 2), ensemble).propose([request_of(), request_of(1)], [Budget(5)] * 2)
-    assert [(tree.part, tree.tokens.tolist()) for tree in trees] == [(1, [7, 7]), (0, [1, 1])]
+    assert [(tree.part, tree.tokens) for tree in trees] == [(1, [7, 7]), (0, [1, 1])]
 
 
 def test_a_source_is_asked_no_deeper_than_it_can_draft() -> None:
     one, two = Says("a", {1: 0.5}, depth=1), Says("b", {2: 0.4})
     ensemble = EnsembleSource((one, two))
-    assert drafted(ensemble, depth=3).tokens.tolist() == [1]
+    assert drafted(ensemble, depth=3).tokens == [1]
     assert one.asked == [()] and not two.asked
     one._depth = 0
-    assert drafted(ensemble, depth=3).tokens.tolist() == [2, 2, 2]
+    assert drafted(ensemble, depth=3).tokens == [2, 2, 2]
 
 
 def test_a_disabled_source_is_not_asked() -> None:
@@ -324,7 +324,7 @@ def test_a_part_that_rests_commits_nothing_that_a_failed_step_left_behind() -> N
     ensemble.enable([False, True])
     drafter = TreeDrafter(StaticTree(1, 3), ensemble)
     tree = drafter.propose([request], [Budget(3)])[0]
-    assert tree.tokens.tolist() == [5, 5, 5]
+    assert tree.tokens == [5, 5, 5]
     request.ids += [5, 5, 7]
     drafter.observe([Outcome(request, tree, [0, 1], [5, 5, 7], 3, StepCost(1, 1.0, 1.0, 0.0, 0))])
     assert part.unread(request)[0][1] == 2  # of 6 tokens but the last it has read the 4 of the failed step

@@ -94,8 +94,7 @@ def slowly(script: Script, row: int, budget: Budget) -> tuple[list[Node], list[P
 
 
 def listed(tree: DraftTree) -> list[Node]:
-    columns = (tree.tokens, tree.parents, tree.depths, tree.path_logprobs, tree.entropies)
-    return list(zip(*(column.tolist() for column in columns), strict=True))
+    return list(zip(tree.tokens, tree.parents, tree.depths, tree.path_logprobs, tree.entropies, strict=True))
 
 
 def shapes(trees: Sequence[DraftTree]) -> list[list[Node]]:
@@ -135,10 +134,10 @@ def test_no_tree_exceeds_its_budget(seed: int, asked: list[Budget]) -> None:
 @examples
 def test_nodes_are_in_level_order_and_no_likelier_than_their_parents(seed: int, asked: list[Budget]) -> None:
     for tree in trees_of(ScriptedScorer(random_script(seed)), StaticTree(3, 9), asked):
-        levels = [0, *tree.depths.tolist()]
-        paths = [0.0, *tree.path_logprobs.tolist()]
+        levels = [0, *tree.depths]
+        paths = [0.0, *tree.path_logprobs]
         assert levels == sorted(levels)
-        for node, parent in enumerate(tree.parents.tolist()):
+        for node, parent in enumerate(tree.parents):
             assert levels[node + 1] == levels[parent + 1] + 1
             assert paths[node + 1] <= paths[parent + 1]
 
@@ -159,17 +158,17 @@ def test_the_likeliest_paths_stay_where_a_layer_is_cut() -> None:
     """Brute force: all 9 + 27 paths of the last layers against the 5 that there is room for."""
     script = random_script(3)
     full = trees_of(ScriptedScorer(script), StaticTree(3, 3), [Budget(100)])[0]
-    layer = full.path_logprobs[full.depths == 3]
-    above = int((full.depths < 3).sum())
+    above = full.depths.index(3)
+    layer = full.path_logprobs[above:]
     cut = trees_of(ScriptedScorer(script), StaticTree(3, 3), [Budget(above + 5)])[0]
     assert len(layer) > 10
-    assert sorted(cut.path_logprobs[above:].tolist()) == sorted(layer.tolist())[-5:]
+    assert sorted(cut.path_logprobs[above:]) == sorted(layer)[-5:]
     assert listed(cut)[:above] == listed(full)[:above], "earlier layers are left as they are"
 
 
 def test_of_equal_paths_the_earlier_stay() -> None:
     tree = trees_of(ScriptedScorer(even([-0.5, -0.5, -0.5])), StaticTree(3, 2), [Budget(7)])[0]
-    assert tree.parents.tolist() == [-1, -1, -1, 0, 0, 0, 1]
+    assert tree.parents == [-1, -1, -1, 0, 0, 0, 1]
 
 
 def test_a_likelier_path_of_a_later_parent_displaces_an_earlier_one() -> None:
@@ -177,7 +176,7 @@ def test_a_likelier_path_of_a_later_parent_displaces_an_earlier_one() -> None:
         return [0, 1], [-0.5, -0.75] if path != (0,) else [-2.0, -3.0], 1.0
 
     tree = trees_of(ScriptedScorer(script), StaticTree(2, 2), [Budget(4)])[0]
-    assert list(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True))[2:] == [(1, 0), (1, 1)]
+    assert list(zip(tree.parents, tree.tokens, strict=True))[2:] == [(1, 0), (1, 1)]
 
 
 @pytest.mark.parametrize("budget", [Budget(0), Budget(0, 3), Budget(3, 0)])
@@ -199,7 +198,7 @@ def test_leaves_are_never_scored(depth: int) -> None:
     scorer = ScriptedScorer(even([-0.5, -1.0]))
     tree = trees_of(scorer, StaticTree(2, depth), [Budget(100)])[0]
     assert len(scorer.calls) == depth, "one call a layer, the root's included"
-    assert len(scorer.scored) == int((tree.depths < depth).sum())
+    assert len(scorer.scored) == sum(level < depth for level in tree.depths)
 
 
 def test_the_layer_that_spends_the_budget_is_never_scored() -> None:
@@ -214,7 +213,7 @@ def test_the_depth_that_a_budget_leaves_open_is_bounded_by_its_nodes() -> None:
 
 def test_a_candidate_without_probability_is_never_kept() -> None:
     tree = trees_of(ScriptedScorer(even([-0.5, -math.inf, -math.inf])), StaticTree(3, 2), [Budget(9)])[0]
-    assert tree.tokens.tolist() == [0, 0]
+    assert tree.tokens == [0, 0]
 
 
 def test_no_candidates_at_all_make_an_empty_tree() -> None:
@@ -233,7 +232,7 @@ def test_siblings_share_the_entropy_of_the_distribution_that_they_were_taken_fro
         return [4, 5], [-0.5, -1.0], 0.25 + sum(path)
 
     tree = trees_of(ScriptedScorer(script), StaticTree(2, 2), [Budget(9)])[0]
-    assert tree.entropies.tolist() == [0.25, 0.25, 4.25, 4.25, 5.25, 5.25]
+    assert tree.entropies == [0.25, 0.25, 4.25, 4.25, 5.25, 5.25]
 
 
 rows_of_scores = st.lists(st.lists(st.sampled_from([-2.0, -1.0, 0.0]), max_size=6), min_size=1, max_size=4)

@@ -192,8 +192,8 @@ class Pair:
 
 
 def differ(one: DraftTree, other: DraftTree) -> bool:
-    whole = [(tree.part, tree.tokens.tolist(), tree.parents.tolist(), tree.depths.tolist()) for tree in (one, other)]
-    floats = [[*tree.path_logprobs.tolist(), *tree.entropies.tolist()] for tree in (one, other)]
+    whole = [(tree.part, tree.tokens, tree.parents, tree.depths) for tree in (one, other)]
+    floats = [[*tree.path_logprobs, *tree.entropies] for tree in (one, other)]
     return whole[0] != whole[1] or floats[0] != pytest.approx(floats[1], rel=1e-6, abs=1e-6)
 
 

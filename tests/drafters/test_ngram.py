@@ -104,7 +104,7 @@ def drafted(prompt: Sequence[int], prediction: Sequence[int], output: Sequence[i
     source.open(request)
     request.ids += output
     tree = TreeDrafter(StaticTree(width=1, depth=length), source).propose([request], [Budget(length)])[0]
-    found: list[int] = tree.tokens.tolist()
+    found: list[int] = tree.tokens
     return found
 
 
@@ -177,18 +177,18 @@ def chain(depth: int = 4) -> StaticTree:
 def test_a_repeating_text_is_continued_as_before() -> None:
     drafter = TreeDrafter(chain(), NgramSource())
     tree = propose(drafter, opened(drafter, [1, 2, 3, 4, 5, 6, 7, 1, 2]))[0]
-    assert tree.tokens.tolist() == [3, 4, 5, 6]
+    assert tree.tokens == [3, 4, 5, 6]
 
 
 def test_drafts_go_on_round_the_end_of_the_text() -> None:
     drafter = TreeDrafter(chain(7), NgramSource())
-    assert propose(drafter, opened(drafter, [1, 2, 3, 1, 2]))[0].tokens.tolist() == [3, 1, 2, 3, 1, 2, 3]
+    assert propose(drafter, opened(drafter, [1, 2, 3, 1, 2]))[0].tokens == [3, 1, 2, 3, 1, 2, 3]
 
 
 def test_continuations_that_differ_become_branches() -> None:
     drafter = TreeDrafter(StaticTree(width=2, depth=2), NgramSource())
     tree = propose(drafter, opened(drafter, [1, 2, 3, 4, 1, 2, 5, 6, 1, 2]))[0]
-    assert (tree.tokens.tolist(), tree.parents.tolist()) == ([5, 3, 6, 4], [-1, -1, 0, 1])
+    assert (tree.tokens, tree.parents) == ([5, 3, 6, 4], [-1, -1, 0, 1])
 
 
 def test_a_drafts_probability_and_entropy_are_those_of_the_matches() -> None:
@@ -198,7 +198,7 @@ def test_a_drafts_probability_and_entropy_are_those_of_the_matches() -> None:
     reference = Reference([text])
     above: dict[int, tuple[tuple[int, ...], float]] = {ROOT: ((), 0.0)}
     assert len(tree) > 3
-    for node, (token, parent) in enumerate(zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True)):
+    for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
         path, logprob = above[parent]
         distribution = reference.predict(path)
         above[node] = (*path, token), logprob + math.log(distribution[token])
@@ -229,7 +229,7 @@ def test_tokens_that_were_gained_are_read_before_the_next_proposal() -> None:
     made = opened(drafter, [1, 2, 3])
     assert len(propose(drafter, made)[0]) == 0
     made.ids += [4, 1, 2]
-    assert propose(drafter, made)[0].tokens.tolist() == [3, 4]
+    assert propose(drafter, made)[0].tokens == [3, 4]
 
 
 def test_every_sequence_looks_up_in_its_own_text() -> None:
@@ -237,15 +237,15 @@ def test_every_sequence_looks_up_in_its_own_text() -> None:
     texts = [[1, 2, 3, 1, 2], [1, 2, 4, 1, 2], [5, 6, 7], [1, 2, 5, 1, 2]]
     three, four, five = [3, 1, 2, 3], [4, 1, 2, 4], [5, 1, 2, 5]
     requests = [opened(drafter, ids) for ids in texts]
-    assert [tree.tokens.tolist() for tree in propose(drafter, *requests)] == [three, four, [], five]
-    assert [tree.tokens.tolist() for tree in propose(drafter, requests[3], requests[0])] == [five, three]
+    assert [tree.tokens for tree in propose(drafter, *requests)] == [three, four, [], five]
+    assert [tree.tokens for tree in propose(drafter, requests[3], requests[0])] == [five, three]
 
 
 def test_a_sequence_that_closes_leaves_the_others_alone() -> None:
     drafter = TreeDrafter(chain(1), NgramSource())
     one, two = opened(drafter, [1, 2, 3, 1, 2]), opened(drafter, [1, 2, 4, 1, 2])
     drafter.close(one)
-    assert propose(drafter, two)[0].tokens.tolist() == [4]
+    assert propose(drafter, two)[0].tokens == [4]
 
 
 def test_a_budget_is_kept() -> None:

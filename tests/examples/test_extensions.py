@@ -162,13 +162,13 @@ def test_the_backend_gives_a_node_the_logits_of_its_path() -> None:
     target.extend([row], [draftree.Nodes.chain([*b"def ope"])])
     target.commit(row, range(7))
     parents = [-1, -1, 0, 2]
-    found = target.extend([row], [draftree.Nodes.of([*b"nfle"], parents)]).logits(range(4))
+    found = target.extend([row], [draftree.Nodes([*b"nfle"], parents)]).logits(range(4))
     paths = [b"def open", b"def opef", b"def openl", b"def openle"]
     assert np.array_equal(found, [target.logits([*path]) for path in paths])
     target.prune(row, [0, 2], 1)
     other = target.fork(row, 4)
-    assert (row.length, other.length, row.parents.tolist()) == (8, 4, [-1])
-    both = target.extend([other, row], [draftree.Nodes.chain([*b"o"]), draftree.Nodes.of([*b"y"], [0])])
+    assert (row.length, other.length, row.parents) == (8, 4, [-1])
+    both = target.extend([other, row], [draftree.Nodes.chain([*b"o"]), draftree.Nodes([*b"y"], [0])])
     assert np.array_equal(both.logits([0, 1]), [target.logits([*b"def o"]), target.logits([*b"def openly"])])
     with pytest.raises(draftree.RunError):
         target.commit(row, [1])

@@ -23,7 +23,7 @@ from draftree.models.loading import load
 from draftree.models.protocols import DraftHead, feature_model
 
 TEXT, MORE = [5, 20, 31, 7, 60, 4, 4, 55], [9, 8]
-TREE = Nodes.of([9, 8, 7, 6, 5], [-1, 0, 0, 1, -1])
+TREE = Nodes([9, 8, 7, 6, 5], [-1, 0, 0, 1, -1])
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "none": lambda data: data,
     "truncated": lambda data: b"",
@@ -54,7 +54,7 @@ def answers(model: LanguageModel, head: DraftHead | None) -> str:
         found.append(head.read([own], [TEXT[1:]], [row]).logits([0]))
         model.commit(row, [0, 1])
         found.append(head.read([own], [MORE], [row]).logits([0]))
-        found.append(head.extend([own], [Nodes.of(MORE, [-1, -1])]).logits(range(2)))
+        found.append(head.extend([own], [Nodes(MORE, [-1, -1])]).logits(range(2)))
     return hashlib.sha256(b"".join(np.ascontiguousarray(each).tobytes() for each in found)).hexdigest()
 
 

@@ -18,9 +18,9 @@ from ..references import extended, prefilled
 from ..tiny import VOCAB, tiny
 
 PROMPTS = [[2, 4, 6, 8, 10, 12], [1, 3, 5], [20, 21, 22, 23]]
-TREE = Nodes.of([2, 8, 4], [ROOT, ROOT, ROOT])
-BELOW = Nodes.of([6, 10, 12, 14], [0, 0, 2, 1])
-DEEPER = Nodes.of([16, 18], [4, 6])
+TREE = Nodes([2, 8, 4], [ROOT, ROOT, ROOT])
+BELOW = Nodes([6, 10, 12, 14], [0, 0, 2, 1])
+DEEPER = Nodes([16, 18], [4, 6])
 PATHS = {3: [2, 6], 4: [2, 10], 5: [4, 12], 6: [8, 14], 7: [2, 10, 16], 8: [8, 14, 18]}
 """Node -> tokens down to it."""
 
@@ -43,7 +43,7 @@ def chain(head: HeadModel, target: HFModel, prompt: list[int], tokens: list[int]
     """The logits after drafting ``tokens`` one after the other."""
     row, _ = fed(head, target, prompt)
     for i, token in enumerate(tokens):
-        logits = extended(head, [row], [Nodes.of([token], [i - 1])])[0, 0]
+        logits = extended(head, [row], [Nodes([token], [i - 1])])[0, 0]
     head.close(row)
     return logits
 
@@ -58,7 +58,7 @@ def test_tree_logits_equal_chain_logits_along_each_path(target: HFModel) -> None
 
 
 def test_rows_of_a_batch_do_not_see_each_other(target: HFModel) -> None:
-    head, trees = random_head(target), [TREE, Nodes.chain([30]), Nodes.of([8, 9], [-1, -1])]
+    head, trees = random_head(target), [TREE, Nodes.chain([30]), Nodes([8, 9], [-1, -1])]
     alone = []
     for prompt, tree in zip(PROMPTS, trees, strict=True):
         row, after = fed(head, target, prompt)

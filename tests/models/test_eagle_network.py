@@ -51,7 +51,7 @@ def check(recipe: Recipe, folder: Path, target: HFModel) -> None:
     row, first = fed(head, target, PROMPT)
     found = [first]
     for i, token in enumerate(FURTHER):
-        found.append(extended(head, [row], [Nodes.of([token], [i - 1])])[0, 0])
+        found.append(extended(head, [row], [Nodes([token], [i - 1])])[0, 0])
     want = expected(recipe, head, target, PROMPT, FURTHER)
     got = torch.stack(found)
     assert got[:, want.shape[1] :].eq(float("-inf")).all()
@@ -100,8 +100,8 @@ def test_so_are_other_parts(recipe: Recipe, target: HFModel, tmp_path: Path) -> 
 @pytest.mark.parametrize("kind", KINDS)
 def test_trees_equal_chains_and_batches_equal_single_rows(kind: str, target: HFModel, tmp_path: Path) -> None:
     head = eagle_head(saved(KINDS[kind], tmp_path), target)
-    prompts, tree = [PROMPT, PROMPT[:5], PROMPT[3:]], Nodes.of([2, 8, 4], [-1, -1, -1])
-    below = Nodes.of([6, 10, 12], [0, 2, 1])
+    prompts, tree = [PROMPT, PROMPT[:5], PROMPT[3:]], Nodes([2, 8, 4], [-1, -1, -1])
+    below = Nodes([6, 10, 12], [0, 2, 1])
     opened = [prefill(target, prompt) for prompt in prompts]
     rows = [head.open() for _ in prompts]
     features = [feature_row(row).last_features(wanted=head.features)[:-1] for row in opened]

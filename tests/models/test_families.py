@@ -173,7 +173,7 @@ def _walk(model: LanguageModel, reference: LanguageModel, steps: int) -> tuple[f
     for step in range(steps):
         tokens = [[drawn.randrange(vocabulary) for _ in range(drawn.randrange(2, 9))] for _ in rows]
         parents = [[drawn.randrange(-1, i) if i else -1 for i in range(len(each))] for each in tokens]
-        scores = model.extend(rows, [Nodes.of(*tree) for tree in zip(tokens, parents, strict=True)])
+        scores = model.extend(rows, [Nodes(*tree) for tree in zip(tokens, parents, strict=True)])
         first = 0
         for i in range(len(rows)):
             path = [drawn.randrange(len(tokens[i]))]

@@ -198,7 +198,7 @@ def test_what_was_captured_is_right_wherever_it_is_replayed(kind: str) -> None:
             assert_close(line[: tree.scored], expected(kind, texts[i], tree))
             kept = [0] if len(texts[i]) < MAX_LENGTH - 8 else []
             model.commit(rows[i], kept)
-            texts[i] += tree.tokens[kept].tolist()
+            texts[i] += [tree.tokens[node] for node in kept]
         if step % 9 == 8:
             at = rng.randrange(len(rows))
             model.close(rows[at])

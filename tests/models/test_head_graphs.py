@@ -82,7 +82,7 @@ class Both:
 
     def extend(self, some: list[int], parents: list[list[int]]) -> None:
         """Nodes below others that are there."""
-        new = [Nodes.of(torch.tensor(random_ids(self.rng, len(own))), torch.tensor(own)) for own in parents]
+        new = [Nodes(random_ids(self.rng, len(own)), own) for own in parents]
         scores = [h.extend([self.rows[i][k] for i in some], new) for k, h in enumerate(self.heads)]
         wanted, found = (own.top(range(own.starts[-1]), 3) for own in scores)
         assert np.array_equal(wanted.tokens, found.tokens)
@@ -177,7 +177,7 @@ def test_candidates_that_are_found_in_a_pass_are_those_of_its_logits(kind: str, 
     for length in (9, 40):
         both.open(length)
     head, rows = both.heads[1], [graph for _, graph in both.rows]
-    scores = head.extend(rows, [Nodes.of([3, 9, 11], [ROOT] * 3), Nodes.of([7, 5], [ROOT] * 2)])
+    scores = head.extend(rows, [Nodes([3, 9, 11], [ROOT] * 3), Nodes([7, 5], [ROOT] * 2)])
     assert isinstance(scores, HeadScores) and scores._best is not None
     found = HeadScores(scores.tensor, scores.ids, [3, 2])
     most = scores._best.shape[1] // 2

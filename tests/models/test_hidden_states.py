@@ -17,7 +17,7 @@ from draftree.models.prefixes import PrefixCache
 from ..tiny import FAMILIES, tiny
 
 PROMPT = [3, 1, 4, 1, 5]
-TREE = Nodes.of([9, 2, 6, 5], [-1, -1, 1, 2])
+TREE = Nodes([9, 2, 6, 5], [-1, -1, 1, 2])
 
 
 def tracked(kind: str = "llama") -> HFModel:
@@ -62,7 +62,7 @@ def test_nodes_fed_in_two_passes_are_one_path() -> None:
     model = tracked()
     row = prefill(model, PROMPT)
     model.extend([row], [Nodes.chain([7])])
-    model.extend([row], [Nodes.of([8], [0])])
+    model.extend([row], [Nodes([8], [0])])
     model.commit(row, [0, 1])
     causal = model.model.base_model(input_ids=torch.tensor([[*PROMPT, 7, 8]]), use_cache=False)[0][0]
     assert torch.allclose(feature_row(row).last_features(2), causal[len(PROMPT) :], atol=1e-5)

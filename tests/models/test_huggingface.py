@@ -29,7 +29,6 @@ from .trees import (
     deepest,
     expected,
     fresh,
-    nodes,
     path_to,
     random_ids,
     random_tree,
@@ -67,7 +66,7 @@ def test_open_takes_the_last_logits_of_a_model_that_computes_them_all() -> None:
 @shapes
 def test_logits_at_each_node_equal_the_causal_forward_on_its_path(kind: str, parents: list[int]) -> None:
     rng = Random(1)
-    model, prompt, tree = fresh(kind), random_ids(rng, 8), nodes(random_ids(rng, len(parents)), parents)
+    model, prompt, tree = fresh(kind), random_ids(rng, 8), Nodes(random_ids(rng, len(parents)), parents)
     assert_close(extended(model, [prefill(model, prompt)], [tree])[0], expected(kind, prompt, tree))
 
 
@@ -83,7 +82,7 @@ def test_logits_of_random_trees_equal_the_causal_forwards(kind: str) -> None:
 @shapes
 def test_nodes_may_arrive_in_several_calls(kind: str, parents: list[int]) -> None:
     rng = Random(3)
-    model, prompt, tree = fresh(kind), random_ids(rng, 6), nodes(random_ids(rng, len(parents)), parents)
+    model, prompt, tree = fresh(kind), random_ids(rng, 6), Nodes(random_ids(rng, len(parents)), parents)
     row, parts = prefill(model, prompt), []
     for part in (slice(0, 1), slice(1, 4), slice(4, None)):
         parts.append(extended(model, [row], [Nodes(tree.tokens[part], tree.parents[part])])[0])
@@ -95,14 +94,14 @@ def test_nodes_may_arrive_in_several_calls(kind: str, parents: list[int]) -> Non
 def test_any_tree_in_any_parts_commits_any_path(data: st.DataObject, size: int) -> None:
     parents = [data.draw(st.integers(-1, i - 1)) for i in range(size)]
     cut, leaf = data.draw(st.integers(0, size)), data.draw(st.integers(-1, size - 1))
-    tree, prompt = nodes([(5 * i + 3) % VOCAB for i in range(size)], parents), [9, 2, 31]
+    tree, prompt = Nodes([(5 * i + 3) % VOCAB for i in range(size)], parents), [9, 2, 31]
     model = _shared()
     row = prefill(model, prompt)
     parts = [extended(model, [row], [Nodes(tree.tokens[s], tree.parents[s])])[0] for s in _parts(cut, size)]
     assert_close(torch.cat(parts), expected("llama", prompt, tree))
     path = path_to(parents, leaf)
     model.commit(row, path)
-    assert_cached(model, "llama", row, [*prompt, *tree.tokens[path].tolist()])
+    assert_cached(model, "llama", row, [*prompt, *(tree.tokens[node] for node in path)])
     model.close(row)
 
 
@@ -124,9 +123,9 @@ def test_the_committed_cache_equals_a_fresh_prefill_after_many_commits_and_growt
     while row.length < MAX_LENGTH - 1:
         tree = shallow_tree(rng, 14, MAX_LENGTH - row.length)
         model.extend([row], [tree])
-        path = deepest(tree.parents.tolist())[: rng.randint(0, 5)]
+        path = deepest(tree.parents)[: rng.randint(0, 5)]
         model.commit(row, path)
-        ids += tree.tokens[path].tolist()
+        ids += [tree.tokens[node] for node in path]
     assert model.cache.placement.slots == 256, "the cache doubled twice"
     assert_cached(model, kind, row, ids)
 
@@ -134,11 +133,11 @@ def test_the_committed_cache_equals_a_fresh_prefill_after_many_commits_and_growt
 @families
 def test_a_committed_path_out_of_slot_order_answers_as_its_tokens_do(kind: str) -> None:
     rng, model = Random(10), fresh(kind)
-    prompt, tree = random_ids(rng, 7), nodes(random_ids(rng, 12), SHAPES["binary"])
+    prompt, tree = random_ids(rng, 7), Nodes(random_ids(rng, 12), SHAPES["binary"])
     row = prefill(model, prompt)
     model.extend([row], [tree])
     model.commit(row, [1, 5, 11])
-    ids, then = [*prompt, *tree.tokens[[1, 5, 11]].tolist()], random_tree(rng, 6)
+    ids, then = [*prompt, *(tree.tokens[node] for node in (1, 5, 11))], random_tree(rng, 6)
     assert_close(extended(model, [row], [then])[0], expected(kind, ids, then))
 
 
@@ -166,7 +165,7 @@ def test_committing_nothing_forgets_the_nodes(kind: str) -> None:
 def test_commit_of_a_non_path_raises_cache_error(path: list[int], culprit: str) -> None:
     model = fresh("llama")
     row = prefill(model, [1, 2, 3])
-    model.extend([row], [nodes([4, 5, 6, 7], [-1, -1, 0, 1])])
+    model.extend([row], [Nodes([4, 5, 6, 7], [-1, -1, 0, 1])])
     with pytest.raises(CacheError, match=culprit):
         model.commit(row, path)
 
@@ -174,7 +173,7 @@ def test_commit_of_a_non_path_raises_cache_error(path: list[int], culprit: str) 
 def test_a_refused_commit_leaves_the_row_as_it_was() -> None:
     model = fresh("llama")
     row = prefill(model, [1, 2, 3])
-    model.extend([row], [nodes([4, 5, 6, 7], [-1, -1, 0, 1])])
+    model.extend([row], [Nodes([4, 5, 6, 7], [-1, -1, 0, 1])])
     with pytest.raises(CacheError):
         model.commit(row, [1, 2])
     model.commit(row, [1, 3])
@@ -184,7 +183,7 @@ def test_a_refused_commit_leaves_the_row_as_it_was() -> None:
 def test_the_last_position_of_the_context_can_be_used() -> None:
     rng, model = Random(16), fresh("gpt2")
     prompt = random_ids(rng, MAX_LENGTH - 2)
-    tree = nodes([1, 2, 3], [-1, -1, 0])
+    tree = Nodes([1, 2, 3], [-1, -1, 0])
     assert_close(extended(model, [prefill(model, prompt)], [tree])[0], expected("gpt2", prompt, tree))
 
 
@@ -299,7 +298,7 @@ def test_a_model_that_ignores_mask_or_positions_would_be_seen(
         monkeypatch.setattr(runner, "additive", open_mask)
     else:
         monkeypatch.setattr(StockRunner, "make", depthless_positions(StockRunner.make))
-    prompt, tree = random_ids(rng, 8), nodes(random_ids(rng, 6), SHAPES["two branches"])
+    prompt, tree = random_ids(rng, 8), Nodes(random_ids(rng, 6), SHAPES["two branches"])
     logits, wanted = extended(model, [prefill(model, prompt)], [tree])[0], expected(kind, prompt, tree)
     assert (logits - wanted).abs().max() > 1000 * ATOL
     assert not torch.equal(logits.argmax(-1), wanted.argmax(-1))

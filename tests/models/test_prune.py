@@ -14,7 +14,7 @@ from draftree.tree import ROOT
 
 from ..references import extended, nbytes
 from ..tiny import FAMILIES, tiny
-from .trees import assert_cached, assert_close, expected, fresh, nodes, random_ids
+from .trees import assert_cached, assert_close, expected, fresh, random_ids
 
 SHAPE = [-1, -1, 0, 0, 2, 2, 3, 5]
 """Node 0 has children 2 and 3, node 2 children 4 and 5, node 3 child 6, node 5 child 7; node 1 is a leaf."""
@@ -36,16 +36,16 @@ def test_nodes_below_kept_ones_see_their_own_path(kind: str, keep: list[int], tr
     prompt, tokens = random_ids(rng, 9), random_ids(rng, len(SHAPE))
     prefill(model, random_ids(rng, 20))  # a neighbour of another length
     row = prefill(model, prompt)
-    model.extend([row], [nodes(tokens, SHAPE)])
+    model.extend([row], [Nodes(tokens, SHAPE)])
     model.prune(row, keep, trunk)
-    assert row.parents.tolist() == parents
+    assert row.parents == parents
     committed = [*prompt, *(tokens[n] for n in keep[:trunk])]
     left = [tokens[n] for n in keep[trunk:]]
     assert row.length == len(committed)
     new = random_ids(rng, len(left) + 1)
-    logits = extended(model, [row], [nodes(new, [ROOT, *range(len(left))])])[0]
+    logits = extended(model, [row], [Nodes(new, [ROOT, *range(len(left))])])[0]
     below = [ROOT, *range(len(left))]
-    whole = nodes([*left, *new], [*parents, *below])
+    whole = Nodes([*left, *new], [*parents, *below])
     assert_close(logits, expected(kind, committed, whole)[len(left) :])
     model.commit(row, [])
     assert_cached(model, kind, row, committed)
@@ -66,17 +66,17 @@ def test_nodes_below_kept_ones_see_their_own_path(kind: str, keep: list[int], tr
 def test_what_is_no_part_of_the_tree_is_refused(keep: list[int], trunk: int, said: str) -> None:
     model = fresh("llama")
     row = prefill(model, [3, 4, 5])
-    model.extend([row], [nodes(range(8), SHAPE)])
+    model.extend([row], [Nodes([*range(8)], SHAPE)])
     with pytest.raises(CacheError, match=said):
         model.prune(row, keep, trunk)
-    assert (row.length, row.parents.tolist()) == (3, SHAPE)
+    assert (row.length, row.parents) == (3, SHAPE)
 
 
 def test_hidden_states_follow() -> None:
     model = HFModel(tiny(), self_test=False)
     model.track_features()
     row, tokens = prefill(model, [3, 4, 5]), list(range(10, 18))
-    model.extend([row], [nodes(tokens, SHAPE)])
+    model.extend([row], [Nodes(tokens, SHAPE)])
     model.prune(row, [0, 2, 4, 5], 2)
     text = prefill(model, [3, 4, 5, tokens[0], tokens[2], tokens[5]])
     want = feature_row(text).last_features()
@@ -93,4 +93,4 @@ def test_a_slot_takes_as_many_bytes_as_it_says() -> None:
         assert model.capabilities.slot_bytes * at.rows * at.slots == nbytes(model.cache)
 
 
-TREE = Nodes.of([2, 8, 4, 6], [ROOT, 0, 0, 1])
+TREE = Nodes([2, 8, 4, 6], [ROOT, 0, 0, 1])

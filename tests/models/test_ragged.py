@@ -38,7 +38,7 @@ def test_a_chunk_beside_trees_is_read_as_alone(kind: str, attention: str, size: 
         assert_close(line[: nodes[i].scored], alone)
     model.commit(rows[0], range(size))
     model.commit(rows[3], [])
-    then, read = random_tree(rng, 5), [*prompts[0], *nodes[0].tokens.tolist()]
+    then, read = random_tree(rng, 5), [*prompts[0], *nodes[0].tokens]
     after = extended(model, [rows[3], rows[0]], [Nodes.chain([7]), then])
     assert_close(after[0, :1], expected(kind, prompts[3], Nodes.chain([7])))
     assert_close(after[1], expected(kind, read, then))
@@ -50,7 +50,7 @@ def test_empty_rows_read_their_prompts_beside_others() -> None:
     prompt, text, roots = (
         random_ids(rng, 8),
         random_ids(rng, 20),
-        Nodes.of([5, 6, 7], [-1, -1, 1]),
+        Nodes([5, 6, 7], [-1, -1, 1]),
     )
     rows = [prefill(model, prompt), model.open(), model.open()]
     logits = extended(model, rows, [Nodes.chain([3]), Nodes.chain(text, wanted=1), roots])

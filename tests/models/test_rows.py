@@ -16,7 +16,6 @@ from .trees import (
     assert_close,
     expected,
     fresh,
-    nodes,
     path_to,
     random_ids,
     random_tree,
@@ -57,7 +56,7 @@ def test_uncommitted_nodes_outlive_passes_that_do_not_ask_their_row(kind: str) -
     rng, model = Random(6), fresh(kind)
     prompts = [random_ids(rng, n) for n in (5, 8, 11)]
     rows = [prefill(model, p) for p in prompts]
-    tree = nodes(random_ids(rng, 6), SHAPES["two branches"])
+    tree = Nodes(random_ids(rng, 6), SHAPES["two branches"])
     model.extend([rows[1]], [Nodes(tree.tokens[:4], tree.parents[:4])])
     model.extend([rows[0], rows[2]], [random_tree(rng, 7), random_tree(rng, 3)])  # row 1 rides along with padding
     later = extended(model, [rows[1]], [Nodes(tree.tokens[4:], tree.parents[4:])])[0]
@@ -77,7 +76,7 @@ def test_a_row_without_new_nodes_rides_along_in_a_batch() -> None:
     rng, model = Random(8), fresh("llama")
     prompts = [random_ids(rng, n) for n in (6, 9)]
     tree = random_tree(rng, 5)
-    logits = extended(model, [prefill(model, p) for p in prompts], [nodes([], []), tree])
+    logits = extended(model, [prefill(model, p) for p in prompts], [Nodes([], []), tree])
     assert_close(logits[1], expected("llama", prompts[1], tree))
 
 
@@ -102,9 +101,9 @@ def test_rows_that_open_fork_commit_and_close_at_random_stay_exact(kind: str, se
             logits = extended(model, [row for row, _ in asked], trees)
             for b, ((row, ids), tree) in enumerate(zip(asked, trees, strict=True)):
                 assert_close(logits[b, : len(tree.tokens)], expected(kind, ids, tree))
-                path = path_to(tree.parents.tolist(), rng.randrange(-1, len(tree.tokens)))
+                path = path_to(tree.parents, rng.randrange(-1, len(tree.tokens)))
                 model.commit(row, path)
-                ids += tree.tokens[path].tolist()
+                ids += map(tree.tokens.__getitem__, path)
     for row, ids in rows:
         assert_cached(model, kind, row, ids)
 
@@ -114,13 +113,13 @@ def test_closing_a_row_keeps_the_uncommitted_nodes_of_the_row_that_takes_its_pla
     rng, model = Random(12), fresh(kind)
     prompts = [random_ids(rng, n) for n in (9, 5, 7)]
     rows = [prefill(model, p) for p in prompts]
-    tree = nodes(random_ids(rng, 6), SHAPES["two branches"])
+    tree = Nodes(random_ids(rng, 6), SHAPES["two branches"])
     model.extend([rows[2]], [Nodes(tree.tokens[:4], tree.parents[:4])])
     model.close(rows[0])
     later = extended(model, [rows[2]], [Nodes(tree.tokens[4:], tree.parents[4:])])[0]
     assert_close(later, expected(kind, prompts[2], tree)[4:])
     model.commit(rows[2], [1, 3])
-    assert_cached(model, kind, rows[2], [*prompts[2], *tree.tokens[[1, 3]].tolist()])
+    assert_cached(model, kind, rows[2], [*prompts[2], tree.tokens[1], tree.tokens[3]])
 
 
 def test_open_rows_stay_side_by_side_when_one_closes() -> None:

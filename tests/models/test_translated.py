@@ -59,7 +59,7 @@ class _Log:
     def extend(self, rows: Sequence[object], nodes: Sequence[Nodes]) -> object:
         found = self._inner.extend(rows, nodes)  # type: ignore[arg-type]
         for row, new in zip(rows, nodes, strict=True):
-            self.nodes[id(row)] += new.tokens.tolist()
+            self.nodes[id(row)] += new.tokens
         return found
 
     def commit(self, row: object, path: Sequence[int]) -> None:
@@ -113,12 +113,12 @@ def test_it_has_read_what_the_target_spells(models: dict[str, LanguageModel], of
         branches, wanted = random.random() < 0.5, random.randrange(0, count + 1)
         parents = [random.randrange(ROOT, before + i) if branches else before + i - 1 for i in range(count)]
         tokens = [random.choice(words) for _ in parents]
-        scores = model.extend([row], [Nodes.of(tokens, parents, wanted)])
+        scores = model.extend([row], [Nodes(tokens, parents, wanted)])
         check(log, row, own, theirs)
         if wanted:
             top, slot = scores.top(range(wanted), 4), random.randrange(wanted)
             if np.isfinite(top.logprobs[slot][0]):
-                model.extend([row], [Nodes.of(top.tokens[slot][:1], [len(row.nodes) - wanted + slot])])
+                model.extend([row], [Nodes(top.tokens[slot][:1].tolist(), [len(row.nodes) - wanted + slot])])
                 check(log, row, own, theirs)
         if random.random() < 0.5:
             path = path_to(row, random.randrange(len(row.nodes)))
@@ -156,7 +156,7 @@ def test_nodes_beyond_the_context_are_not_read(models: dict[str, LanguageModel])
     model, tokens = TranslatedModel(models["pieces"], models["bytes"]), [40] * 300
     row = model.open()
     model.extend([row], [Nodes.chain(tokens[:100], 1)])
-    scores = model.extend([row], [Nodes.of(tokens[:200], range(99, 299))])
+    scores = model.extend([row], [Nodes(tokens[:200], [*range(99, 299)])])
     known = np.isfinite(scores.top(range(200), 1).logprobs[:, 0]).tolist()
     assert known.count(True) > 100 and known == sorted(known, reverse=True) and not known[-1]
     model.commit(row, range(300))

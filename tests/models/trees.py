@@ -57,18 +57,14 @@ def random_parents(rng: Random, n: int) -> list[int]:
 
 
 def random_tree(rng: Random, n: int) -> Nodes:
-    return nodes(random_ids(rng, n), random_parents(rng, n))
+    return Nodes(random_ids(rng, n), random_parents(rng, n))
 
 
 def shallow_tree(rng: Random, size: int, depth: int) -> Nodes:
     """A random tree not deeper than ``depth``."""
-    while len(deepest((tree := random_tree(rng, size)).parents.tolist())) > depth:
+    while len(deepest((tree := random_tree(rng, size)).parents)) > depth:
         size -= 1
     return tree
-
-
-def nodes(tokens: Sequence[int], parents: Sequence[int]) -> Nodes:
-    return Nodes.of(tokens, parents)
 
 
 def path_to(parents: Sequence[int], node: int) -> list[int]:
@@ -82,7 +78,7 @@ def deepest(parents: Sequence[int]) -> list[int]:
 
 def expected(kind: str, committed: Sequence[int], tree: Nodes) -> Tensor:
     """[n, V] logits that follow each node, by one causal forward a node."""
-    tokens, parents = tree.tokens.tolist(), tree.parents.tolist()
+    tokens, parents = tree.tokens, tree.parents
     paths = [[tokens[p] for p in path_to(parents, i)] for i in range(len(tokens))]
     return torch.stack([causal_logits(reference(kind), [*committed, *path])[-1] for path in paths])
 

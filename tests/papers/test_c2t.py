@@ -67,7 +67,7 @@ def grown(seed: int, budgets: list[Budget], script: Script = flat, **settings: f
 
 def paths(tree: DraftTree) -> list[Tokens]:
     out: list[Tokens] = []
-    for parent, token in zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True):
+    for parent, token in zip(tree.parents, tree.tokens, strict=True):
         out.append((*(out[parent] if parent != ROOT else ()), token))
     return out
 
@@ -160,7 +160,7 @@ def test_a_chain_ends_where_the_score_falls_below_beta() -> None:
     score: Score = lambda frontier: [[falling[frontier.depth]]]  # noqa: E731
     for beta, length in ((0.85, 1), (0.66, 2), (0.6, 4), (0.95, 0)):
         tree = trees_of(ScriptedScorer(flat), ClassifierTree(score, beta, 1), [Budget(9)])[0]
-        assert tree.tokens.tolist() == [1] * length
+        assert tree.tokens == [1] * length
 
 
 def test_three_sequences_get_what_each_gets_alone() -> None:

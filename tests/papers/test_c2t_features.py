@@ -10,7 +10,7 @@ import pytest
 
 from draftree.config import Budget
 from draftree.drafters.grow import grow
-from draftree.papers.c2t import FEATURES, features, of_frontier
+from draftree.papers.c2t import FEATURES, features, of_frontier, of_tree
 from draftree.policies.base import Child, Frontier
 from draftree.policies.best_paths import Eagle2Tree
 from draftree.tree import DraftTree, Floats
@@ -41,19 +41,13 @@ def test_growing_and_finished_trees_have_the_same_features() -> None:
     object.__setattr__(policy, "seen", [])
     tree = grow(ScriptedScorer(distribution), policy, policy.plan([], [Budget(100)]))[0].tree
     assert len(tree) == 4 + 16 + 16
-    assert np.allclose(np.concatenate(policy.seen), features(tree, NAMES), atol=1e-6)
+    assert np.allclose(np.concatenate(policy.seen), features(of_tree(tree), NAMES), atol=1e-6)
 
 
 def test_each_feature_is_what_its_name_says() -> None:
     half, quarter = math.log(0.5), math.log(0.25)
-    tree = DraftTree.of(
-        np.array([7, 8, 9]),
-        np.array([-1, -1, 0]),
-        np.array([1, 1, 2]),
-        np.array([half, quarter, 3 * half]),
-        np.array([1.0, 1.0, 0.3]),
-    )
-    found = dict(zip(NAMES, features(tree, NAMES).T, strict=True))
+    tree = DraftTree([7, 8, 9], [-1, -1, 0], [1, 1, 2], [half, quarter, 3 * half], [1.0, 1.0, 0.3])
+    found = dict(zip(NAMES, features(of_tree(tree), NAMES).T, strict=True))
     want = {
         "probability": [0.5, 0.25, 0.125],
         "entropy": [1.0, 1.0, 0.3],
@@ -66,4 +60,4 @@ def test_each_feature_is_what_its_name_says() -> None:
 
 
 def test_the_empty_tree_has_no_features() -> None:
-    assert features(DraftTree.empty(), NAMES).shape == (0, len(NAMES))
+    assert features(of_tree(DraftTree.empty()), NAMES).shape == (0, len(NAMES))

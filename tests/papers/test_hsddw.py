@@ -69,9 +69,9 @@ class Levels:
     def step(self, accepted: int, nodes: int = 20) -> list[int]:
         """The tokens of a run, of which the target accepts the first ones."""
         tree = self.drafter.propose([self.request], [Budget(nodes)])[0]
-        tokens = [*tree.tokens[:accepted].tolist(), 7]
+        tokens = [*tree.tokens[:accepted], 7]
         self.drafter.observe([Outcome(self.request, tree, list(range(accepted)), tokens, len(tokens), STEP)])
-        drafted: list[int] = tree.tokens.tolist()
+        drafted: list[int] = tree.tokens
         return drafted
 
     @property

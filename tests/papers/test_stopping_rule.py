@@ -25,7 +25,7 @@ def deciding(settings: LoopBack) -> CascadeSource:
 def outcome(of: Request, accepted: int, entropies: list[float]) -> Outcome:
     """A chain with these entropies, of which the first tokens were right."""
     chain = chain_tree([1] * len(entropies), math.log(0.8))
-    tree = DraftTree.of(chain.tokens, chain.parents, chain.depths, chain.path_logprobs, entropies)
+    tree = DraftTree(chain.tokens, chain.parents, chain.depths, chain.path_logprobs, entropies)
     tokens = [*[1] * accepted, 2]
     return Outcome(of, tree, list(range(accepted)), tokens, len(tokens), StepCost(1, 1.0, 1.0, 0.0, 0))
 

@@ -53,7 +53,7 @@ def every_path(script: Script, depth: int, row: int = 0) -> dict[Path, float]:
 
 def paths(tree: DraftTree) -> set[Path]:
     out: list[Path] = []
-    for parent, token in zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True):
+    for parent, token in zip(tree.parents, tree.tokens, strict=True):
         out.append((*(out[parent] if parent >= 0 else ()), token))
     return set(out)
 
@@ -180,7 +180,7 @@ def test_a_threshold_outside_0_and_1_is_refused(delta: float) -> None:
 def test_best_paths_are_closed_under_parents_when_scores_tie() -> None:
     sure: Script = lambda row, path: ([1, 2], [0.0, -math.inf], 0.0)  # noqa: E731
     tree = trees_of(ScriptedScorer(sure), OptTree(TINY, 10), [Budget(4)])[0]
-    assert tree.parents.tolist() == [-1, 0, 1, 2]
+    assert tree.parents == [-1, 0, 1, 2]
     assert best_per_request([0.0, 0.0, 0.0], [0, 0, 0], [2]) == [True, True, False]
 
 

@@ -34,7 +34,7 @@ def by_rank(found: int = WIDTH) -> Script:
 def paths(tree: DraftTree) -> list[Ranks]:
     """Each node's tokens from the root, which are its ranks."""
     known: dict[int, Ranks] = {ROOT: ()}
-    for node, (parent, token) in enumerate(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True)):
+    for node, (parent, token) in enumerate(zip(tree.parents, tree.tokens, strict=True)):
         known[node] = (*known[parent], token)
     return [known[node] for node in range(len(tree))]
 

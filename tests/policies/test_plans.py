@@ -43,7 +43,7 @@ class Group(NamedTuple):
             path = list[int]()
             while len(path) < self.accepted and (children := tree.children(path[-1] if path else ROOT)):
                 path.append(children[0])
-            tokens = [*tree.tokens[path].tolist(), 9]
+            tokens = [*map(tree.tokens.__getitem__, path), 9]
             outcomes.append(Outcome(request, tree, path, tokens, len(tokens), STEP))
         policy.observe(plan, outcomes)
 
@@ -61,7 +61,7 @@ def interleaved(policy: GrowthPolicy, steps: int) -> list[list[list[int]]]:
         trees = [group.grow(policy, plan) for group, plan in zip(both, plans, strict=True)]
         for group, plan, grown, own in reversed(list(zip(both, plans, trees, found, strict=True))):
             group.observe(policy, plan, grown)
-            own += [tree.tokens.tolist() for tree in grown]
+            own += [tree.tokens for tree in grown]
     return found
 
 
@@ -71,7 +71,7 @@ def alone(policy: GrowthPolicy, which: int, steps: int) -> list[list[int]]:
         plan = group.plan(policy)
         trees = group.grow(policy, plan)
         group.observe(policy, plan, trees)
-        found += [tree.tokens.tolist() for tree in trees]
+        found += [tree.tokens for tree in trees]
     return found
 
 

@@ -81,7 +81,7 @@ def test_nodes_are_counted_by_depth_and_by_the_drafter_that_proposed_them(
         assert figures["draftree:drafter_tokens_total", "yes", name] == expected[name, "accepted"]
         rest = expected[name, "drafted"] - expected[name, "accepted"]
         assert figures["draftree:drafter_tokens_total", "no", name] == rest
-    depths = Counter(depth for o in witness.outcomes for depth in o.tree.depths.tolist())
+    depths = Counter(depth for o in witness.outcomes for depth in o.tree.depths)
     for depth, count in depths.items():
         both = [figures.get(("draftree:draft_tokens_total", fate, str(depth)), 0.0) for fate in ("yes", "no")]
         assert sum(both) == count

@@ -242,7 +242,7 @@ def test_it_drafts_what_the_format_makes_of_its_file(trained: Trained, target: H
     features, own = feature_row(row).last_features(wanted=head.features)[:-1], head.open()
     found = [head.advance([own], [prompt[1:]], [features]).tensor[0]]
     for i, token in enumerate(further):
-        found.append(extended(head, [own], [Nodes.of([token], [i - 1])])[0, 0])
+        found.append(extended(head, [own], [Nodes([token], [i - 1])])[0, 0])
     matrices = target.embeddings(torch.arange(VOCAB)), target.output_rows(torch.arange(VOCAB))[0]
     want = reference(recipe, *matrices, prompt[1:], features, further)
     torch.testing.assert_close(torch.stack(found)[:, :40], want, atol=1e-4, rtol=1e-4)

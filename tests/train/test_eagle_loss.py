@@ -53,7 +53,7 @@ def test_unrolled_steps_equal_drafting(kind: str, target: HFModel, tmp_path: Pat
         row = head.open()
         head.advance([row], [learned.tokens[1 : root + 1].tolist()], [features[:root]])
         for depth in range(1, STEPS):
-            head.extend([row], [Nodes.of(learned.tokens[root + depth, None], torch.tensor([depth - 2]))])
+            head.extend([row], [Nodes([int(learned.tokens[root + depth])], [depth - 2])])
         for depth in range(STEPS):
             assert torch.allclose(predicted[depth][1, root - 4 + depth], row.predicted[depth], atol=1e-4)
         head.close(row)

@@ -134,7 +134,7 @@ def emitted_distribution(judge: Judge, model: ToyModel, trees: Iterator[tuple[Dr
     chances: dict[tuple[int, ...], float] = {}
     for tree, weight in trees:
         for verdict, chance in verdicts_of(judge, model, tree):
-            assert verdict.tokens[:-1] == tree.tokens[verdict.path].tolist()
+            assert verdict.tokens[:-1] == [tree.tokens[node] for node in verdict.path]
             tokens = tuple(verdict.tokens)
             chances[tokens] = chances.get(tokens, 0.0) + weight * chance
     total = torch.zeros([model.capabilities.vocab_size] * HORIZON, dtype=torch.float64)

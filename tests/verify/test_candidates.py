@@ -116,7 +116,7 @@ def test_policies_see_the_warped_draft_distribution_or_the_coupled_one(
     assert len(spy.seen) == len(tree) == 4
     other = KINDS[1 - KINDS.index(kind)]
     apart = 0.0
-    for (tokens, logprobs, entropy), recorded in zip(spy.seen, tree.entropies.tolist(), strict=True):
+    for (tokens, logprobs, entropy), recorded in zip(spy.seen, tree.entropies, strict=True):
         logits = drafting.after(ids)
         want = expected(logits, params, len(ids), kind)
         assert tokens == want.topk(5).indices.tolist()

@@ -53,7 +53,7 @@ def distinct(shape: Sequence[int], vocab: int, seed: int) -> DraftTree:
 def logits_over(model: ToyModel, prompt: Sequence[int], drafted: DraftTree) -> NDArray[np.floating]:
     """[1 + N, V]: what the model says after the prompt and after each node."""
     paths = list[list[int]]([[]])
-    for parent, token in zip(drafted.parents.tolist(), drafted.tokens.tolist(), strict=True):
+    for parent, token in zip(drafted.parents, drafted.tokens, strict=True):
         paths.append([*paths[parent + 1], token])
     return np.stack([model.after([*prompt, *path]).numpy() for path in paths])
 
@@ -76,8 +76,7 @@ class Scripted(NumpyScores):
     @property
     def children(self) -> list[int]:
         """Tokens of the root's children."""
-        tokens: list[int] = self.drafted.tokens[self.drafted.children(ROOT)].tolist()
-        return tokens
+        return [self.drafted.tokens[child] for child in self.drafted.children(ROOT)]
 
 
 class Refusing(Scripted):
@@ -168,7 +167,7 @@ def test_acceptance_at_a_node_is_the_sum_of_its_childrens_probabilities(shape: l
     for node in range(ROOT, len(drafted)):
         reached = sum(c for v, c in outcomes if node == ROOT or node in v.path)
         passed = sum(c for v, c in outcomes if any(child in v.path for child in drafted.children(node)))
-        expected = float(distributions[node + 1][drafted.tokens[drafted.children(node)]].sum())
+        expected = float(distributions[node + 1][[drafted.tokens[child] for child in drafted.children(node)]].sum())
         assert passed / reached == pytest.approx(expected, abs=1e-12)
 
 
@@ -176,8 +175,8 @@ def test_the_tokens_of_a_verdict_are_those_of_its_path_and_one_more() -> None:
     model = ToyModel(4, seed=4, dtype=torch.float64)
     drafted = distinct(SHAPES["deep and wide"], 4, seed=1)
     for verdict, _ in enumerate_draws(model, drafted):
-        assert verdict.tokens[:-1] == drafted.tokens[verdict.path].tolist()
-        assert drafted.parents[verdict.path].tolist() == [ROOT, *verdict.path][: len(verdict.path)]
+        assert verdict.tokens[:-1] == [drafted.tokens[node] for node in verdict.path]
+        assert [drafted.parents[node] for node in verdict.path] == [ROOT, *verdict.path][: len(verdict.path)]
 
 
 def test_the_walk_goes_on_while_a_child_fits() -> None:
@@ -185,7 +184,7 @@ def test_the_walk_goes_on_while_a_child_fits() -> None:
     drafted = distinct(SHAPES["binary"], 4, seed=1)
     for verdict, _ in enumerate_draws(model, drafted):
         end = verdict.path[-1] if verdict.path else ROOT
-        assert verdict.tokens[-1] not in drafted.tokens[drafted.children(end)].tolist()
+        assert verdict.tokens[-1] not in [drafted.tokens[child] for child in drafted.children(end)]
 
 
 def test_at_temperature_zero_the_walk_follows_the_argmax() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from functools import partial
+from operator import itemgetter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -75,19 +77,20 @@ def altered(
 
 def by_value(tree: DraftTree) -> DraftTree:
     """Negative control: siblings (children of the root) in the order of their probabilities."""
-    order = np.argsort(-tree.path_logprobs, kind="stable")
-    return replace(tree, tokens=tree.tokens[order], path_logprobs=tree.path_logprobs[order])
+    ranked = sorted(zip(tree.path_logprobs, tree.tokens, strict=True), key=itemgetter(0), reverse=True)
+    return replace(tree, tokens=[token for _, token in ranked], path_logprobs=[path for path, _ in ranked])
 
 
 def _first(tree: DraftTree, nodes: list[int]) -> DraftTree:
     """These nodes alone, whose numbers do not change but for one below the root."""
     names = ("tokens", "parents", "depths", "path_logprobs", "entropies")
-    return replace(tree, **{name: getattr(tree, name)[nodes] for name in names})
+    columns: dict[str, Any] = {name: [getattr(tree, name)[node] for node in nodes] for name in names}
+    return replace(tree, **columns)
 
 
 def pruned(tree: DraftTree) -> DraftTree:
     """Negative control: the most probable node alone survives."""
-    return _first(tree, [int(tree.path_logprobs.argmax())])
+    return _first(tree, [tree.path_logprobs.index(max(tree.path_logprobs))])
 
 
 def unlucky(judge: Judge, tree: DraftTree, distribution: TargetLogits, draws: UniformDraws) -> Verdict:
@@ -202,7 +205,7 @@ def test_no_more_children_are_drawn_than_the_distribution_can_give() -> None:
     drafter = Narrow(4, dtype=torch.float64)
     for sampler in (WithoutReplacement, TopAndRest):
         for tree, _ in drawn_trees(drafter, StaticTree(4, 1), sampler, 9):
-            assert sorted(tree.tokens.tolist()) == [1, 3]
+            assert sorted(tree.tokens) == [1, 3]
 
 
 def place(p: list[float], children: list[int], entropy: float = 0.0) -> Visit:
@@ -258,7 +261,7 @@ def test_a_walk_reads_only_the_distributions_of_the_nodes_that_it_visits() -> No
 
     def distribution(node: int, drawn: object) -> NDArray[np.floating]:
         asked.append(node)
-        return model.after([*PROMPT, *tree.tokens[[n for n in asked if n != ROOT]].tolist()]).numpy()
+        return model.after([*PROMPT, *[tree.tokens[n] for n in asked if n != ROOT]]).numpy()
 
     verdict = MultiRound().accept(tree, distribution, Chance([]))
     assert asked == [ROOT, *verdict.path]
@@ -281,7 +284,7 @@ def test_the_draft_must_be_unsure_too_where_both_are_asked_for(draft: float, loo
 
 
 def test_the_draft_entropy_is_that_of_the_node_whose_children_are_judged() -> None:
-    tree = DraftTree.of([0, 1], [ROOT, 0], [1, 2], [0.0, 0.0], [0.1, 0.9])
+    tree = DraftTree([0, 1], [ROOT, 0], [1, 2], [0.0, 0.0], [0.1, 0.9])
     seen = []
 
     class Follows(NodeByNode):

@@ -213,7 +213,7 @@ def feed(model: LanguageModel, trees: Iterable[TreeRow]) -> None:
     fed = [(tree, new) for tree in trees if (new := list(tree.numbers)[tree.read :])]
     fed.sort(key=lambda pair: pair[0].row.number)  # storage order
     if fed:
-        nodes = [Nodes.of([n.token for n in new], [tree.parent(n) for n in new]) for tree, new in fed]
+        nodes = [Nodes([n.token for n in new], [tree.parent(n) for n in new]) for tree, new in fed]
         scores = model.extend([tree.row for tree, _ in fed], nodes)
         logits = iter(scores.logits(range(scores.starts[-1])))
         for tree, new in fed:

@@ -106,8 +106,9 @@ def step_columns(outcomes: Sequence[Outcome], stats: Stats, target: float, draft
 def _by_probability(outcome: Outcome) -> NDArray[np.int64]:
     """[2, BINS] reached and accepted nodes by draft probability; reached are the children of accepted nodes."""
     tree, path = outcome.tree, outcome.path
-    above = np.append(tree.path_logprobs, np.float32(0))[tree.parents]  # ROOT reads the last
-    bins = np.clip((np.exp(tree.path_logprobs - above) * BINS).astype(np.int64), 0, BINS - 1)
+    paths = np.array([*tree.path_logprobs, 0], np.float32)
+    above = paths[tree.parents]  # ROOT reads the last
+    bins = np.clip((np.exp(paths[:-1] - above) * BINS).astype(np.int64), 0, BINS - 1)
     seen = np.isin(tree.parents, [ROOT, *path])
     return np.stack([np.bincount(bins[which], minlength=BINS) for which in (seen, path)])
 

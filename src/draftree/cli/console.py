@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 from rich.text import Text
 from rich.tree import Tree
 
@@ -63,7 +63,7 @@ class Trees(Observer):
             )
         )
         branches = {ROOT: root}
-        columns = drafted.parents.tolist(), drafted.tokens.tolist(), np.exp(drafted.path_logprobs).tolist()
+        columns = drafted.parents, drafted.tokens, map(math.exp, drafted.path_logprobs)
         for node, (parent, t, probability) in enumerate(zip(*columns, strict=True)):
             mark, style = ("✓ ", DRAFTED) if node in path else ("", "dim")
             text = Text(f"{mark}{self._text_of(t)} {probability:.2f}", style=style)

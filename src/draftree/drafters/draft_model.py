@@ -86,7 +86,7 @@ class RowSource(DraftSource):
         """A pass of its model, which reads its own last token for those of the target that it lacks: padding."""
         size = self.model.capabilities.vocab_size
         if size < self.vocab_size:
-            nodes = [replace(new, tokens=np.minimum(new.tokens, size - 1)) for new in nodes]
+            nodes = [replace(new, tokens=[min(token, size - 1) for token in new.tokens]) for new in nodes]
         return self.model.extend(rows, nodes)
 
     def opened(self, request: Request) -> State:
@@ -228,7 +228,7 @@ class ModelScorer(Scorer):
             state.numbers[node] = start + len(tokens) - 1
             depths[b, node] = 0 if node == ROOT else depths.get((b, parent), 0) + 1
             scored[-1] += 1
-        new = [Nodes.of(*columns, wanted) for columns, wanted in zip(fed.values(), scored, strict=True)]
+        new = [Nodes(*columns, wanted) for columns, wanted in zip(fed.values(), scored, strict=True)]
         scores = self._source.extend(rows, new)
         self._source.own_passes += 1
         return self._candidates(scores, nodes, width)

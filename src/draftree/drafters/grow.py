@@ -101,7 +101,7 @@ class TreeDrafter(Drafter):
         """Plan, grow, and settle; without nodes in the budgets neither policy nor source take part."""
         began, passes = time.perf_counter(), sum(map(_own_passes, self._sources))
         trees = [DraftTree.empty()] * len(requests)
-        self._grown_natively = False
+        self._grown_natively, self.part_seconds = False, ()
         native = None if sampler or not grows_by_rule(type(self.policy)) else self._native
         if native and native.knows_nothing(requests):
             self._plan = Plan([Budget(0)] * len(requests))
@@ -110,19 +110,16 @@ class TreeDrafter(Drafter):
             plan = self._plan = call_named(name, self.policy.plan, requests, budgets, other_tokens)
             if not isinstance(plan, Plan) or len(plan.budgets) != len(budgets):
                 raise ConfigError(f"{name} returned {plan!r}: return a Plan with a budget a request")
-            if plan.enabled is not None:
-                self.source.enable(plan.enabled)
             if any(map(_nodes, plan.budgets)):
                 rule = self.policy.rule(plan) if native else None
                 if native and rule:
                     self._grown_natively = True
                     trees = native.grow(requests, plan.budgets, rule, coupled, plan.enabled, reading)
-                    plan.layers = native.layers
+                    plan.layers, self.part_seconds = native.layers, native.seconds
                 else:
                     trees = self._grown(plan, requests, coupled, reading, sampler(requests) if sampler else None)
+                    self.part_seconds = tuple(self.source.seconds)
         self.passes = sum(map(_own_passes, self._sources)) - passes
-        part_seconds = self._native.seconds if self._native and self._grown_natively else self.source.seconds
-        self.part_seconds = tuple(part_seconds)
         self.seconds, self._learning = self._learning + time.perf_counter() - began, 0.0
         return trees
 
@@ -134,6 +131,8 @@ class TreeDrafter(Drafter):
         reading: int | None,
         sampler: ChildSampler | None,
     ) -> list[DraftTree]:
+        if plan.enabled is not None:
+            self.source.enable(plan.enabled)
         fits = list[Budget]()
         for request, budget in zip(requests, plan.budgets, strict=True):
             fit = self.source.fit(request, budget)
@@ -304,8 +303,9 @@ class _Draft:
         new = dict(zip([ROOT, *numbers], range(ROOT, len(numbers)), strict=True))
         if not new.keys() >= set(parents):
             raise ConfigError(f"the policy kept nodes {numbers} without all of their parents: keep these too")
-        parents = [new[parent] for parent in parents]
-        return Grown(DraftTree.of(tokens, parents, depths, paths, entropies, self.part), numbers)
+        tokens, parents = [*map(int, tokens)], [new[parent] for parent in parents]  # a scorer's may be NumPy's
+        paths, entropies = np.array([paths, entropies], np.float32).tolist()  # as C returns them
+        return Grown(DraftTree(tokens, parents, depths, paths, entropies, self.part), numbers)
 
 
 def _fitting(frontier: Frontier, children: list[Child], most: Sequence[int]) -> list[Child]:

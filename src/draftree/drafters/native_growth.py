@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from ..config import Budget
 from ..errors import CacheError, NotNativeError
-from ..models.base import NO_NODES
 from ..models.native.binding import open_library
 from ..models.native.draft_binding import (
     BY_CALLER,
@@ -28,7 +27,7 @@ from ..models.native.draft_binding import (
     MOST_WIDTH,
     CWarping,
     Drafting,
-    GrownColumns,
+    GrownTree,
     Node,
     Scored,
     TextIndex,
@@ -109,7 +108,7 @@ class NativeGrowth:
         """In that order: how many each part's model reads at most, about."""
         self._states = NodeStates(())
         self._requests: Sequence[Request] = ()
-        self._grown: list[GrownColumns | None] = []
+        self._grown: list[GrownTree] = []
         self.vocab_size, self.layers, self.seconds = MOST_DEPTH, 0, tuple[float, ...]()
 
     @classmethod
@@ -153,12 +152,10 @@ class NativeGrowth:
             self._states = NodeStates(requests)
         grown = self._grown = self._called(len(requests))
         self.layers = drafting.layers
-        trees = [*map(self._tree, grown)]
         for number in self._scorers:
-            pairs = zip(trees, grown, strict=True)
-            settled = [Grown(t, g[1][5].tolist()) if g and g[0] == number else NOTHING_GROWN for t, g in pairs]
+            settled = [Grown(each.tree, each.numbers) if each.tree.part == number else NOTHING_GROWN for each in grown]
             self._parts[self._order.index(number)].settle(requests, settled)
-        return trees
+        return [each.tree for each in grown]
 
     def knows_nothing(self, requests: Sequence[Request]) -> bool:
         """Only texts draft, and what ends those of these requests has never stood in them before."""
@@ -246,14 +243,14 @@ class NativeGrowth:
         c_request.noise = mix(request.seed + GOLDEN)
         c_request.warping = CWarping(*params.warping)
 
-    def _called(self, count: int) -> list[GrownColumns | None]:
+    def _called(self, count: int) -> list[GrownTree]:
         """Call C, whose models no other thread may use meanwhile."""
         drafting, call = self._drafting, partial(self._drafting.draft, count)
         for at, _, model, _ in self._models:
             if drafting.parts[at].enabled:
                 call = partial(model.lend, call, self._tokens[at])
         try:
-            columns = call()
+            grown = call()
         finally:
             if self._models:
                 self._follow(BY_DRAFT_HEAD)
@@ -265,7 +262,7 @@ class NativeGrowth:
             for number, work in zip(self._order, drafting.work, strict=True):
                 seconds[number] = 1e-9 * work.nanoseconds
             self.seconds = tuple(seconds)
-        return columns
+        return grown
 
     def _follow(self, wanted: int) -> None:
         """Let the rows of models of this kind have the lengths that C has given them."""
@@ -275,7 +272,7 @@ class NativeGrowth:
             for request, sources in zip(self._requests, self._drafting.sources, strict=False):
                 if sources[at].limit:
                     row = part.opened(request).row
-                    row.length, row.parents = model.loaded.length(sources[at].row), NO_NODES
+                    row.length, row.parents = model.loaded.length(sources[at].row), []
                     if isinstance(row, NativeHeadRow):
                         row.last, row.drafted = request.ids[min(row.length, len(request.ids) - 1)], []
 
@@ -287,14 +284,8 @@ class NativeGrowth:
             number, translation = self._order[at], self._translations[self._order[at]]
             for outcome, grown, sources in zip(outcomes, self._grown, self._drafting.sources, strict=False):
                 if sources[at].limit:
-                    columns = grown[1] if grown is not None and grown[0] == number else None
-                    translation.observe(outcome, columns, model.loaded.length(sources[at].row))
-
-    def _tree(self, grown: GrownColumns | None) -> DraftTree:
-        if grown is None:
-            return DraftTree.empty()
-        part, (tokens, parents, depths, paths, entropies, *_) = grown
-        return DraftTree(tokens, parents, depths, paths.view(np.float32), entropies.view(np.float32), part)
+                    path = outcome.path if grown.tree.part == number else []
+                    translation.observe(outcome.request, grown, path, model.loaded.length(sources[at].row))
 
     def observe(self, outcomes: Sequence[Outcome]) -> list[Trial]:
         """Commit what was accepted; return what became of candidates."""

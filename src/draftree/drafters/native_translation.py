@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from ctypes import Array, addressof, c_int32
 from typing import Any, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
-from ..models.base import NO_NODES
-from ..models.native.draft_binding import CSource
+from ..models.native.draft_binding import CSource, GrownTree
 from ..models.native.translations import Translation
 from ..models.translated import TranslatedModel, TranslatedRow
-from ..request import Outcome, Request
+from ..request import Request
 from ..text.translation import Ends
 from .draft_model import ModelSource
-
-_TOKEN, _READ, _LEFT = 0, 6, 7
-"""Columns of a finished tree."""
 
 
 class _Begun(NamedTuple):
@@ -75,23 +69,24 @@ class NativeTranslation(Translation):
         """A request has ended."""
         self._begun.pop(request, None)
 
-    def observe(self, outcome: Outcome, columns: NDArray[np.int32] | None, length: int) -> None:
+    def observe(self, request: Request, grown: GrownTree, path: Sequence[int], length: int) -> None:
         """Follow what C has committed.
 
         Args:
-            columns: of the tree, if this model has drafted it.
+            grown: the request's tree.
+            path: accepted nodes of it that this model has drafted.
             length: committed tokens of its own, now.
         """
-        if (begun := self._begun.pop(outcome.request, None)) is None:
+        if (begun := self._begun.pop(request, None)) is None:
             return
-        row = self._row(outcome.request)
-        before, row.inner.length, row.inner.parents = row.inner.length, length, NO_NODES
+        row = self._row(request)
+        before, row.inner.length, row.inner.parents = row.inner.length, length, []
         if length == before and begun.ends[-1][0]:
             return  # another part drafted, and C has read nothing of this text
         tokens, ends = [*begun.tokens], [*begun.ends]
-        for token, read, left in () if columns is None else columns[[_TOKEN, _READ, _LEFT]][:, outcome.path].T.tolist():
-            if read < 0:
+        for node in path:
+            if grown.read[node] < 0:
                 break
-            tokens.append(token)
-            ends.append((read, self.text(left)))
+            tokens.append(grown.tree.tokens[node])
+            ends.append((grown.read[node], self.text(grown.left[node])))
         row.add(tokens, [(before + read, left) for read, left in ends])

@@ -109,7 +109,7 @@ class Replay(AbstractContextManager["Replay"]):
     def accepted(self, tree: DraftTree) -> list[int]:
         """The nodes that match verification accepts: the longest path that the output follows."""
         following = [*self.left, *[-1] * (1 + tree.depth)]
-        return tree.follow([following[0], *map(following.__getitem__, tree.depths.tolist())])[0]
+        return tree.follow([following[0], *map(following.__getitem__, tree.depths)])[0]
 
 
 LARGEST_GAP = 1e-3

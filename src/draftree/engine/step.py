@@ -167,7 +167,7 @@ class Stepper:
             unread = len(request.ids) - row.length
             if unread < 1 or (request.decodes and unread > 1):
                 raise RunError("a step of this request failed half-way: open its prompt again")
-            if len(row.parents):  # a failed step has left them behind
+            if row.parents:  # a failed step has left them behind
                 self._target.commit(row, [])
             if request.decodes:
                 feeds.append(_Feed(request, row, request.ids[-1:], True, True, None))
@@ -209,7 +209,7 @@ class Stepper:
             given = scheme.coupled, other_tokens, reading, scheme.sampler
             proposed = call_named(name, drafter.propose, requests, budgets, *given)
             for request, tree in zip(requests, proposed, strict=True):
-                if (tokens := tree.tokens.tolist()) and not 0 <= min(tokens) <= max(tokens) < vocab:
+                if (tokens := tree.tokens) and not 0 <= min(tokens) <= max(tokens) < vocab:
                     check_tokens(name, tokens, vocab)
                 trees[request] = tree
                 drafted += len(tokens)
@@ -359,18 +359,17 @@ def count(outcome: Outcome, drafter: Drafter) -> None:
     stats.seconds.draft += cost.draft
     stats.seconds.verify += cost.verify
     stats.seconds.other += cost.other
-    if not len(tree.tokens):
+    if not tree.tokens:
         stats.expected += 1.0
         return
     accepted = outcome.path[: outcome.taken]
     stats.expected += tree.expected_acceptance_length
-    count_depths(stats.drafted, tree.depths.tolist())
+    count_depths(stats.drafted, tree.depths)
     count_depths(stats.accepted, range(1, len(accepted) + 1))
     total = stats.drafters.setdefault(drafter.parts[tree.part], DrafterStats())
     total.drafted += len(tree.tokens)
     total.accepted += len(accepted)
-    entropies = tree.entropies.tolist()
-    stats.accepted_entropies += map(entropies.__getitem__, accepted)
+    stats.accepted_entropies += map(tree.entropies.__getitem__, accepted)
     if outcome.taken == len(outcome.tokens) and (entropy := outcome.rejected_entropy) is not None:
         stats.rejected_entropies.append(entropy)
 

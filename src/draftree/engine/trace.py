@@ -20,8 +20,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any
 
-import numpy as np
-
 from ..artifacts import new_file
 from ..config import typed
 from ..errors import ConfigError, DraftreeWarning
@@ -91,7 +89,7 @@ class RequestTrace(Observer):
                 batch=cost.batch,
                 draft_passes=cost.draft_passes,
                 seconds={"draft": cost.draft, "verify": cost.verify, "other": cost.other},
-                texts=self._texts([*tree.tokens.tolist(), *outcome.tokens]),
+                texts=self._texts([*tree.tokens, *outcome.tokens]),
             )
 
     def closed(self, request: EngineRequest) -> None:
@@ -227,8 +225,6 @@ def plain(value: Any) -> Any:
         return _number(value)
     if value is None or isinstance(value, (int, str)):
         return value
-    if isinstance(value, np.ndarray):
-        return plain(value.tolist())
     if isinstance(value, frozenset):
         return sorted(value)
     if isinstance(value, (tuple, list)):

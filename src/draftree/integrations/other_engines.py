@@ -23,7 +23,7 @@ from ..papers.opt_tree import OptTree
 from ..policies.base import MAX_WIDTH, GrowthRule, Plan, descending
 from ..request import Request
 from ..text.detokenizer import NoText
-from ..tree import ROOT
+from ..tree import ROOT, DraftTree
 
 
 @dataclass(slots=True)
@@ -82,8 +82,7 @@ class Proposer:
         if not width and width is not None:
             return [], []
         (tree,) = self._drafter.propose([self._read(list(ids))], [Budget(min(budget, MAX_NODES))])
-        tokens, parents = tree.tokens.tolist(), tree.parents.tolist()
-        return _paying(tokens, parents, tree.path_logprobs.tolist(), cost) if cost else (tokens, parents)
+        return _paying(tree, cost) if cost else ([*tree.tokens], [*tree.parents])
 
     def _read(self, ids: list[int]) -> Request:
         request = self._request
@@ -96,11 +95,9 @@ class Proposer:
         return request
 
 
-def _paying(
-    tokens: Sequence[int], parents: Sequence[int], paths: Sequence[float], cost: float
-) -> tuple[list[int], list[int]]:
+def _paying(tree: DraftTree, cost: float) -> tuple[list[int], list[int]]:
     """The nodes of a tree that pay."""
-    paying, expected = set[int](), 1.0
+    paths, paying, expected = tree.path_logprobs, set[int](), 1.0
     for node in descending(paths):  # a child is no more probable than its parent, and comes behind it
         if (gain := math.exp(paths[node])) <= cost * expected / (1 + cost * len(paying)):
             break
@@ -108,4 +105,4 @@ def _paying(
         expected += gain
     ranked = sorted(paying)
     numbers = {node: number for number, node in enumerate([ROOT, *ranked], start=ROOT)}
-    return [tokens[node] for node in ranked], [numbers[parents[node]] for node in ranked]
+    return [tree.tokens[node] for node in ranked], [numbers[tree.parents[node]] for node in ranked]

@@ -12,12 +12,11 @@ from threading import RLock
 from typing import Concatenate, Generic, ParamSpec, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from ..errors import CacheError, ModelFileError, PromptError, UnsupportedModelError
 from ..scores import Scores
 from ..text.encoding import Tokenizer
-from ..tree import ROOT, DraftTree, Floats, Ints
+from ..tree import ROOT, DraftTree, Floats
 from .memory import free_memory
 
 EAGER = "eager"
@@ -120,10 +119,6 @@ FINAL_STATE = FeatureSpec((FINAL,))
 """What the output layer reads."""
 
 
-NO_NODES: Ints = np.zeros(0, np.int32)
-"""Parents of a row that has no uncommitted nodes."""
-
-
 @dataclass(slots=True, eq=False)
 class Row:
     """A sequence inside a model, which owns it: its committed tokens and the nodes that wait for a commit.
@@ -136,7 +131,7 @@ class Row:
 
     number: int = -1
     length: int = 0
-    parents: Ints = field(default_factory=lambda: NO_NODES)
+    parents: list[int] = field(default_factory=list)
 
     def has_features(self, wanted: FeatureSpec) -> bool:
         """It keeps these hidden states of all its committed tokens."""
@@ -157,18 +152,18 @@ class Row:
                 raise CacheError(f"cannot commit {list(path)}: node {node} is not a child of {last}")
             last = node
 
-    def pruned(self, keep: Sequence[int], trunk: int) -> Ints:
+    def pruned(self, keep: Sequence[int], trunk: int) -> list[int]:
         """[len(keep) - trunk] parents of the uncommitted nodes that stay after ``LanguageModel.prune``."""
         count, numbers = len(self.parents), {node: i for i, node in enumerate(keep)} | {ROOT: ROOT}
         nodes = [node for node in sorted(set(keep)) if 0 <= node < count]
-        parents = [numbers.get(parent, ROOT - 1) for parent in self.parents[nodes].tolist()]
+        parents = [numbers.get(parent, ROOT - 1) for parent in map(self.parents.__getitem__, nodes)]
         chain = parents[:trunk] == list(range(ROOT, trunk + ROOT)) and len(keep) >= trunk
         if nodes != list(keep) or not chain or any(parent < trunk + ROOT for parent in parents[trunk:]):
             raise CacheError(
                 f"cannot keep {list(keep)} of {count} nodes: name each once, in ascending order and with its parent, "
                 f"the first {trunk} a path that all the others descend from"
             )
-        return np.array(parents[trunk:], np.int32) - np.int32(trunk)
+        return [parent - trunk for parent in parents[trunk:]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,8 +177,8 @@ class Nodes:
         wanted: of so many of them, the last ones, the scores are wanted; None: of all.
     """
 
-    tokens: Ints
-    parents: Ints
+    tokens: list[int]
+    parents: list[int]
     wanted: int | None = None
 
     @property
@@ -192,22 +187,16 @@ class Nodes:
         return len(self.tokens) if self.wanted is None else self.wanted
 
     @classmethod
-    def of(cls, tokens: ArrayLike, parents: ArrayLike, wanted: int | None = None) -> Nodes:
-        """Nodes of columns of any kind of numbers."""
-        return cls(np.asarray(tokens, np.int32), np.asarray(parents, np.int32), wanted)
-
-    @classmethod
     def chain(cls, tokens: Sequence[int], wanted: int | None = None) -> Nodes:
         """``tokens`` one after the other, below the last committed token."""
-        return cls(np.asarray(tokens, np.int32), np.arange(ROOT, len(tokens) + ROOT, dtype=np.int32), wanted)
+        return cls([*tokens], [*range(ROOT, len(tokens) + ROOT)], wanted)
 
     @classmethod
     def below(cls, head: Sequence[int], tree: DraftTree, wanted: int | None = None) -> Nodes:
         """Tokens that are not committed yet, and below the last of them, which is the root, its draft tree."""
         above = len(head)
-        tokens = [*head, *tree.tokens.tolist()]
-        parents = [*range(ROOT, above + ROOT), *map(above.__add__, tree.parents.tolist())]
-        return cls(np.array(tokens, np.int32), np.array(parents, np.int32), wanted)
+        parents = [*range(ROOT, above + ROOT), *map(above.__add__, tree.parents)]
+        return cls([*head, *tree.tokens], parents, wanted)
 
 
 @runtime_checkable

@@ -280,7 +280,7 @@ def measure(
     done = sum(grid.work(*place) for place in known_points)
     tokens = [(5 * i + 3) % can.vocab_size for i in range(grid.sizes[-1])]
     # Children of the last committed token: what any model takes in one pass, a draft head too.
-    fans = {size: Nodes.of(tokens[:size], [ROOT] * size) for size in grid.sizes}
+    fans = {size: Nodes(tokens[:size], [ROOT] * size) for size in grid.sizes}
     for batch in grid.batches:
         model.reserve(batch, grid.contexts[-1] + grid.sizes[-1])
         pace = 0.0

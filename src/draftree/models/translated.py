@@ -21,7 +21,7 @@ from ..sampling.warping import Warping, log_sum_exp, noise_of, warp
 from ..scores import Draft, Edits, LastScores, Scores, Slots, Top, allowed_tokens, draw_warped, edited
 from ..text.translation import Ends, FirstTokens, TextReader
 from ..tree import ROOT
-from .base import NO_NODES, LanguageModel, Nodes, Row
+from .base import LanguageModel, Nodes, Row
 
 WINDOW = 1024
 """Tokens of the end of a text that it reads where it has read nothing of it."""
@@ -90,7 +90,7 @@ class TranslatedRow(Row):
 
     def inner_above(self, nodes: Iterable[int]) -> list[int]:
         """Uncommitted tokens of ``inner`` that some go on from, these included, in ascending order."""
-        above, parents = set[int](), self.inner.parents.tolist()
+        above, parents = set[int](), self.inner.parents
         for node in nodes:
             while node != ROOT and node not in above:
                 above.add(node)
@@ -188,21 +188,21 @@ class TranslatedModel(LanguageModel):
         for row, read in zip(opened, passes, strict=True):
             first, size = read.first, len(read.tokens)
             if size:
-                inner.append((row.inner, Nodes.of(read.tokens, read.parents, size - first)))
+                inner.append((row.inner, Nodes(read.tokens, read.parents, size - first)))
             slots += [None if place is None else base + place - first for place in read.places]
             base += size - first
         scores = self.inner.extend([row for row, _ in inner], [new for _, new in inner]) if inner else None
         scored = list[_Scored]()
         for row, new, read in zip(opened, nodes, passes, strict=True):
             row.nodes += read.nodes
-            row.parents = np.append(row.parents, new.parents)
+            row.parents += new.parents
             scored += [_Scored(row, len(row.nodes) - new.scored + i) for i in range(new.scored)]
         return self._scores.keep(TranslatedScores(self, [new.scored for new in nodes], scores, slots, scored))
 
     def _translated(self, row: TranslatedRow, new: Nodes) -> _Pass:
         """What of a row's new nodes the model reads: a chain of unscored ones is read with what follows it."""
         read = _Pass([], [], [], [])
-        tokens, parents, count = new.tokens.tolist(), new.parents.tolist(), len(row.nodes)
+        tokens, parents, count = new.tokens, new.parents, len(row.nodes)
         begin, size, unscored = 0, len(tokens), len(tokens) - new.scored
         while begin < size:
             end = begin + 1
@@ -270,7 +270,7 @@ class TranslatedModel(LanguageModel):
         nodes, before = [row.nodes[node] for node in path], row.inner.length
         self.inner.commit(row.inner, row.inner_above([node.inner for node in nodes[-1:]]))
         row.add([node.token for node in nodes], [(before + node.depth, node.left) for node in nodes])
-        row.nodes, row.rests, row.parents = [], {}, NO_NODES
+        row.nodes, row.rests, row.parents = [], {}, []
 
     def prune(self, row: Row, keep: Sequence[int], trunk: int) -> None:
         row, parents = _checked(row), row.pruned(keep, trunk)

@@ -35,10 +35,10 @@ from ..tree import DraftTree, Floats
 
 
 class Columns(NamedTuple):
-    """What features are computed from, [M] of as many candidates; a tree has the same of its nodes.
+    """What features are computed from, [M] of as many candidates or nodes.
 
     Attributes:
-        path_logprobs: sum of draft log-probs from the root down to the candidate (nats).
+        path_logprobs: sum of draft log-probs from the root down (nats).
         entropies: of the draft distribution that it was taken from (nats).
         depths: 1 for children of the root.
     """
@@ -48,7 +48,7 @@ class Columns(NamedTuple):
     depths: NDArray[np.integer]
 
 
-FEATURES: dict[str, Callable[[Columns | DraftTree], NDArray[np.number]]] = {
+FEATURES: dict[str, Callable[[Columns], NDArray[np.number]]] = {
     "probability": lambda c: np.exp(c.path_logprobs),
     "entropy": lambda c: c.entropies,
     "depth": lambda c: c.depths - 1,
@@ -57,7 +57,7 @@ FEATURES: dict[str, Callable[[Columns | DraftTree], NDArray[np.number]]] = {
 """The first three are C2T's P, H and d (its depth counts the first layer as 0)."""
 
 
-def features(columns: Columns | DraftTree, names: Sequence[str]) -> Floats:
+def features(columns: Columns, names: Sequence[str]) -> Floats:
     """[M, n] float32: the features of these names."""
     return np.stack([FEATURES[name](columns) for name in names], axis=-1).astype(np.float32)
 
@@ -71,6 +71,12 @@ def of_frontier(frontier: Frontier) -> Columns:
         entropies=np.array([candidates.entropy for candidates in frontier.candidates], np.float32).repeat(counts),
         depths=np.full(len(scores), frontier.depth + 1),
     )
+
+
+def of_tree(tree: DraftTree) -> Columns:
+    """The nodes of a tree."""
+    paths, entropies = np.array([tree.path_logprobs, tree.entropies], np.float32)
+    return Columns(paths, entropies, np.array(tree.depths, np.int64))
 
 
 DEFAULT_FEATURES = ("probability", "entropy", "depth", "log-probability")

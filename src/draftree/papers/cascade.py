@@ -129,7 +129,7 @@ class TokenTrie:
     def nodes_of(self, tree: DraftTree, anchor: int = ROOT) -> list[int]:
         """The nodes of a tree whose root is ``anchor``."""
         nodes: list[int] = []
-        for parent, token in zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True):
+        for parent, token in zip(tree.parents, tree.tokens, strict=True):
             nodes.append(self.child(anchor if parent == ROOT else nodes[parent], token))
         return nodes
 

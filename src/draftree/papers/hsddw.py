@@ -46,7 +46,7 @@ class Threshold:
     def learn(self, outcome: Outcome) -> None:
         """Update tau by an outcome. Where a request ends inside its tree, no token was rejected."""
         if len(outcome.tree) and self._least == math.inf:
-            self._least = float(outcome.tree.entropies.min())
+            self._least = min(outcome.tree.entropies)
         if outcome.taken == len(outcome.tokens) and (entropy := outcome.rejected_entropy) is not None:
             self._sum, self._rejected = self._sum + entropy, self._rejected + 1
 

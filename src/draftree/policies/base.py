@@ -80,7 +80,7 @@ class Child(NamedTuple):
 
 
 class Pool(NamedTuple):
-    """The P nodes that have been drafted for one request, layer by layer: columns as those of ``DraftTree``, as lists.
+    """The P nodes that have been drafted for one request, layer by layer: columns as those of ``DraftTree``.
 
     Attributes:
         tags: [P] the policy's (``Child.tag``).

@@ -13,7 +13,6 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from uvicorn.logging import DefaultFormatter
 
@@ -84,8 +83,8 @@ class Metrics(Observer):
             self._drafted.inc(len(outcome.tree))
             accepted = outcome.path[: outcome.taken]
             self._accepted.inc(len(accepted))
-            for depth, drafted in enumerate(np.bincount(outcome.tree.depths).tolist()[1:], start=1):
-                hit = depth <= len(accepted)
+            for depth in range(1, outcome.tree.depth + 1):
+                drafted, hit = outcome.tree.depths.count(depth), depth <= len(accepted)
                 self._by_depth.labels(str(depth), "no").inc(drafted - hit)
                 self._by_depth.labels(str(depth), "yes").inc(hit)
                 self._positions.labels(str(depth - 1)).inc(hit)

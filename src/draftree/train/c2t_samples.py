@@ -20,7 +20,7 @@ from torch import Tensor
 from ..config import Checked, Count, option
 from ..drafters.base import Drafter
 from ..models.base import LanguageModel
-from ..papers.c2t import FEATURES, features
+from ..papers.c2t import FEATURES, features, of_tree
 from ..policies.base import GrowthPolicy
 from ..policies.best_paths import Eagle2Tree
 from ..tree import DraftTree
@@ -73,7 +73,7 @@ def samples_of(tree: DraftTree, path: Sequence[int], number: int) -> Samples:
     """All nodes of a full tree of which the target accepted ``path``."""
     accepted = torch.zeros(len(tree), dtype=torch.bool)
     accepted[list(path)] = True
-    given = torch.from_numpy(features(tree, tuple(FEATURES)))
+    given = torch.from_numpy(features(of_tree(tree), tuple(FEATURES)))
     return Samples(given, accepted, torch.full((len(tree),), number))
 
 

@@ -18,10 +18,10 @@ from typing import ClassVar, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ..draws import Draws, draw_at
+from ..draws import Draws
 from ..errors import ConfigError, call_named, check_tokens
 from ..policies.base import ChildSampler, GrowthPolicy
-from ..sampling.warping import softmax
+from ..sampling.warping import Warping, softmax, stream_key
 from ..scores import Scores
 from ..tree import ROOT, DraftTree
 
@@ -105,7 +105,7 @@ def match(scores: Scores, firsts: Sequence[int], trees: Sequence[DraftTree], dra
         slots += range(first + ROOT, first + ROOT + count)
         owners += [request_draws] * count
         paths.append([])
-        for parent, token in zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True):
+        for parent, token in zip(tree.parents, tree.tokens, strict=True):
             paths.append([*paths[root + parent - ROOT], token])
     verdicts = _walked(scores, firsts, trees, draws, walking) if walking else {}
     drawn = iter(draw_at(scores, slots, owners, paths) if together else ())
@@ -132,6 +132,34 @@ def _walked(
                 further.append(b)
         walking = further
     return verdicts
+
+
+def draw_at(scores: Scores, slots: Sequence[int], draws: Sequence[Draws], paths: Sequence[Sequence[int]]) -> list[int]:
+    """The target's own next token after each slot; without processors of users in one call of ``scores``.
+
+    Args:
+        slots: [w] of the scores.
+        draws: [w] of their requests.
+        paths: [w] tokens of this step above them.
+    """
+    edited = sampled = False
+    for distinct in set(draws):
+        if distinct.params.processors:
+            if len(slots) == 1:
+                return [distinct.draw(distinct.warped(scores, slots[0], paths[0]), len(paths[0]))]
+            return [draw_at(scores, [s], [d], [p])[0] for s, d, p in zip(slots, draws, paths, strict=True)]
+        edited |= distinct.edits
+        sampled |= distinct.warping.temperature > 0
+    edits = [d.edit(path) for d, path in zip(draws, paths, strict=True)] if edited else None
+    if not sampled:
+        return [*scores.argmax(slots, edits).tolist()]
+    seeds, positions, warpings = list[int](), list[int](), list[Warping]()
+    for d, path in zip(draws, paths, strict=True):
+        seeds.append(d.seed)
+        positions.append(len(d.history) + len(path))
+        warpings.append(d.warping)
+    keys = stream_key(np.array(seeds, np.uint64), np.array(positions, np.uint64))
+    return [*scores.draw(slots, keys.tolist(), warpings, edits).tolist()]
 
 
 class Scheme(ABC):
@@ -202,10 +230,9 @@ class NodeByNode(Scheme):
         name, node, path, tokens = f"verification {self.name}", ROOT, list[int](), list[int]()
         while True:
             logits, children = target(node, tokens), tree.children(node)
-            drafted = tree.tokens[children].tolist()
+            drafted = [*map(tree.tokens.__getitem__, children)]
             if drafted:
-                entropy = float(tree.entropies[children[0]])
-                visit = Visit(logits, drafted, tree, node, len(tokens), entropy)
+                visit = Visit(logits, drafted, tree, node, len(tokens), tree.entropies[children[0]])
                 tokens.append(call_named(name, self._decided, visit, draws))
                 check_tokens(name, tokens[-1:], len(logits))
             else:

@@ -95,7 +95,8 @@ def test_whatever_rows_do_logits_are_those_of_one_token_decoding(
             nodes = []
             for row, _, waiting in chosen:
                 new = text(rng.randrange(99), rng.randint(1, 4))
-                nodes.append(Nodes.of(new, np.arange(len(new)) + len(row.parents) + ROOT, wanted=1))
+                last = len(row.parents) + ROOT
+                nodes.append(Nodes(new, [*range(last, last + len(new))], wanted=1))
                 waiting += new
             logits = model.extend([row for row, *_ in chosen], nodes).logits(range(len(chosen)))
             for (_, ids, waiting), found in zip(chosen, logits, strict=True):
@@ -145,7 +146,7 @@ def test_trees_are_refused_and_change_nothing(load: Loader, reference: LinearMod
     row = prefill(model, [1, 2])
     for parents in ([ROOT, ROOT], [0, 1], [ROOT, 0, 0]):
         with pytest.raises(CacheError, match="no trees"):
-            model.extend([row], [Nodes.of(range(len(parents)), parents)])
+            model.extend([row], [Nodes([*range(len(parents))], parents)])
     with pytest.raises(CacheError, match="longest"):
         model.extend([row], [Nodes.chain([5] * model.capabilities.max_length)])
     found = model.extend([row], [Nodes.chain([9])]).logits([0])[0]

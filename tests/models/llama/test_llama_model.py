@@ -74,7 +74,7 @@ class Followed:
             self.parents.append(rng.randrange(ROOT, node) if node else ROOT)
             self.tokens.append(rng.randrange(VOCAB))
         wanted = rng.choice([None, rng.randint(0, count)])
-        return Nodes.of(self.tokens[first:], self.parents[first:], wanted)
+        return Nodes(self.tokens[first:], self.parents[first:], wanted)
 
 
 def kept(each: Followed, rng: Random) -> tuple[list[int], int]:
@@ -133,7 +133,7 @@ def test_whatever_rows_do_logits_are_those_of_one_token_decoding(
                 [numbers[each.parents[n]] if each.parents[n] not in keep[:trunk] else ROOT for n in keep[trunk:]],
             )
             assert each.row.length == len(each.ids)
-            assert each.row.parents.tolist() == each.parents
+            assert each.row.parents == each.parents
         elif rows and act == "fork" and len(rows) < 4:
             each = rng.choice(rows)
             length = rng.randint(0, each.row.length)
@@ -152,7 +152,7 @@ def test_cells_that_were_rejected_are_used_again(model: LlamaModel, reference: L
     row, ids = prefill(model, [1, 2, 3]), [1, 2, 3]
     for step in range(100):
         tokens = [(7 * step + i) % VOCAB for i in range(30)]
-        logits = extended(model, [row], [Nodes.of(tokens, [ROOT, *range(14), ROOT, *range(15, 29)])])
+        logits = extended(model, [row], [Nodes(tokens, [ROOT, *range(14), ROOT, *range(15, 29)])])
         model.commit(row, [15])
         ids.append(tokens[15])
     assert torch.equal(logits[0, 15], by_one_token(reference, ids))
@@ -209,11 +209,11 @@ def test_it_passes_the_self_test(model: LlamaModel) -> None:
 def test_more_leaves_than_there_are_ids(model: LlamaModel, reference: LlamaModel) -> None:
     """llama.cpp has 256 ids, one a leaf: a fan of 400 is read in pieces, and any of its leaves can be kept."""
     rows = [prefill(model, [b]) for b in (1, 2)]
-    fan = Nodes.of(torch.arange(400) % VOCAB, torch.full((400,), ROOT))
+    fan = Nodes([leaf % VOCAB for leaf in range(400)], [ROOT] * 400)
     logits = extended(model, rows, [fan, fan])
     for leaf in (0, 255, 399):
         assert torch.equal(logits[1, leaf], by_one_token(reference, [2, leaf % VOCAB]))
-    below = extended(model, rows, [Nodes.of([9], [3]), Nodes.of([9], [399])])
+    below = extended(model, rows, [Nodes([9], [3]), Nodes([9], [399])])
     assert torch.equal(below[0, 0], by_one_token(reference, [1, 3, 9]))
     assert torch.equal(below[1, 0], by_one_token(reference, [2, 399 % VOCAB, 9]))
     model.commit(rows[0], [77])
@@ -223,16 +223,16 @@ def test_more_leaves_than_there_are_ids(model: LlamaModel, reference: LlamaModel
 
 def test_nodes_that_cannot_be_added_change_nothing(model: LlamaModel, reference: LlamaModel) -> None:
     row = prefill(model, [1, 2])
-    model.extend([row], [Nodes.of([3, 4], [ROOT, ROOT])])
+    model.extend([row], [Nodes([3, 4], [ROOT, ROOT])])
     for parents in ([2], [-2], [5]):
         with pytest.raises(CacheError, match="parent"):
-            model.extend([row], [Nodes.of([6], parents)])
+            model.extend([row], [Nodes([6], parents)])
     long = model.capabilities.max_length
     with pytest.raises(CacheError, match="beyond"):
-        model.extend([row], [Nodes.of(torch.zeros(long, dtype=torch.int64), torch.arange(long) + 1)])
+        model.extend([row], [Nodes([0] * long, [*range(1, long + 1)])])
     with pytest.raises(CacheError):
         model.commit(row, [0, 1])
-    logits = extended(model, [row], [Nodes.of([5], [1])])
+    logits = extended(model, [row], [Nodes([5], [1])])
     assert torch.equal(logits[0, 0], by_one_token(reference, [1, 2, 4, 5]))
     model.close(row)
     with pytest.raises(CacheError, match="closed"):

@@ -47,7 +47,7 @@ def test_trees_behind_windows_are_exact(path: Path, monkeypatch: pytest.MonkeyPa
     for step in range(3 * len(rows)):
         row, own = rows[step % len(rows)]
         tokens, parents = text(step, 20), [ROOT, *range(9), 4, 10, 10, ROOT, 13, 13, 8, 16, 17, 18]
-        logits = model.extend([row], [Nodes.of(tokens, parents)]).logits(range(20)).copy()
+        logits = model.extend([row], [Nodes(tokens, parents)]).logits(range(20)).copy()
         for leaf in (9, 12, 15, 19):
             path_to, node = list[int](), leaf
             while node != ROOT:

@@ -63,9 +63,9 @@ def walk(memory: Memory) -> list[Any]:
             for source in sources:
                 source.limit = draw.choice([0, 2, 9])
         trees = memory.call("draft", lambda: drafting.draft(REQUESTS))
-        found += [(part, columns.tolist()) for part, columns in filter(None, trees)]
-        paths = [[] if tree is None else [0] for tree in trees]
-        tokens = [[1] if tree is None else [int(tree[1][0][0]), 1] for tree in trees]
+        found += [grown for grown in trees if len(grown.tree)]
+        paths = [[0] if len(grown.tree) else [] for grown in trees]
+        tokens = [[*grown.tree.tokens[:1], 1] for grown in trees]
         found.append(memory.call("accept", lambda paths=paths, tokens=tokens: drafting.accept(paths, tokens)))  # type: ignore[misc]
     return found
 

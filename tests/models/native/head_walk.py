@@ -46,7 +46,8 @@ def walk(head: NativeHead, target: NativeModel, random: np.random.Generator) -> 
             nodes = []
             for row, count in zip(rows, random.integers(0, 6, 3).tolist(), strict=True):
                 most = len(row.parents) if level else 0
-                nodes.append(Nodes.of(random.integers(0, vocab, count), random.integers(-1, most, count)))
+                tokens, parents = random.integers(0, vocab, count), random.integers(-1, most, count)
+                nodes.append(Nodes(tokens.tolist(), parents.tolist()))
             scores = head.extend(rows, nodes)
             slots = range(scores.starts[-1])
             mask = random.integers(0, 2**32, (vocab + 31) // 32, dtype=np.uint32)

@@ -107,7 +107,7 @@ def check_head(recipe: Recipe, target: NativeModel, folder: Path) -> None:
     row, opened, first = read(head, target)
     found = [first]
     for number, token in enumerate(FURTHER):
-        nodes = Nodes.of([token], [number - 1])
+        nodes = Nodes([token], [number - 1])
         found.append(head.extend([row], [nodes]).logits([0])[0])
     every = torch.arange(VOCAB)
     places = [target.tracked.layers.index(layer) for layer in head.features.layers]
@@ -131,7 +131,7 @@ def test_quantised_matrices_are_near_exact_ones(recipe: Recipe, target: NativeMo
     assert packed.capabilities.weights == exact.capabilities.weights
 
 
-TREE = Nodes.of([9, 8, 7, 6, 5], [-1, 0, 0, 1, -1])
+TREE = Nodes([9, 8, 7, 6, 5], [-1, 0, 0, 1, -1])
 
 
 def level_by_level(head: NativeHead, row: Row) -> list[list[int]]:
@@ -139,8 +139,8 @@ def level_by_level(head: NativeHead, row: Row) -> list[list[int]]:
     found: dict[int, list[int]] = {}
     order: list[int] = []
     for level in ([0, 4], [1, 2], [3]):
-        parents = [-1 if TREE.parents[n] == -1 else order.index(int(TREE.parents[n])) for n in level]
-        logits = head.extend([row], [Nodes.of(TREE.tokens[level], parents)]).logits(range(len(level)))
+        parents = [-1 if TREE.parents[n] == -1 else order.index(TREE.parents[n]) for n in level]
+        logits = head.extend([row], [Nodes([TREE.tokens[n] for n in level], parents)]).logits(range(len(level)))
         order += level
         found |= {node: bits(logits[i]) for i, node in enumerate(level)}
     return [found[node] for node in range(5)]
@@ -165,12 +165,12 @@ def test_bits_depend_on_a_nodes_path_alone(tier: str, recipe: Recipe, path: Path
             scores = head.read([pieces], [long[first:last]], [target.fork(opened, last - 1)])
         assert bits(scores.logits([0])[0]) == expected[0]
         some = [others[0][0], pieces, others[1][0]]
-        scores = head.extend(some, [Nodes.of([1, 2], [-1, -1]), Nodes.of(TREE.tokens[[0, 4]], [-1, -1])] + [TREE_ROOT])
+        scores = head.extend(some, [Nodes([1, 2], [-1, -1]), Nodes([9, 5], [-1, -1])] + [TREE_ROOT])
         width = len(expected[0])
         assert [bits(row[:width]) for row in scores.logits([2, 3])] == [expected[1], expected[5]]
 
 
-TREE_ROOT = Nodes.of([3], [-1])
+TREE_ROOT = Nodes([3], [-1])
 
 
 def test_a_row_scores_the_tokens_of_its_own_text_too(target: NativeModel, tmp_path: Path) -> None:
@@ -241,7 +241,7 @@ def test_rows_without_states_and_wrong_calls_are_errors_that_change_nothing(
         head.read([head.open()], [TEXT[1:]], [before])
     wrong: dict[str, Callable[[], object]] = {
         "a parent that comes with it": lambda: head.extend([row], [Nodes.chain([1, 2])]),
-        "a token past the vocabulary": lambda: head.extend([row], [Nodes.of([VOCAB], [-1])]),
+        "a token past the vocabulary": lambda: head.extend([row], [Nodes([VOCAB], [-1])]),
         "a text past the vocabulary": lambda: head.read([row], [[VOCAB]], [opened]),
         "another model's row": lambda: head.read([head.open()], [TEXT[1:]], [Row()]),
         "another model's row for the last token": lambda: head.read([row], [[]], [Row()]),
@@ -265,7 +265,7 @@ def test_a_text_of_one_token_can_be_drafted_for(target: NativeModel, tmp_path: P
 def test_passes_can_be_measured_without_a_target(target: NativeModel, tmp_path: Path) -> None:
     head = head_of(OWN, tmp_path, target)
     row = prefill(head, TEXT)
-    assert len(head.extend([row], [Nodes.of([1, 2, 3], [-1] * 3)]).argmax([0, 1, 2])) == 3
+    assert len(head.extend([row], [Nodes([1, 2, 3], [-1] * 3)]).argmax([0, 1, 2])) == 3
 
 
 @pytest.mark.parametrize("name", ROPES)

@@ -24,7 +24,7 @@ from draftree.scores import Changes, Draft, Edit, NumpyScores, Scores, Top
 from tests import tiny_gguf
 
 TEXT = [5, 200, 31, 7, 90, 4, 4, 150]
-NODES = Nodes.of([9, 8, 7, 6, 5], [-1, 0, 0, 1, -1])
+NODES = Nodes([9, 8, 7, 6, 5], [-1, 0, 0, 1, -1])
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +157,7 @@ def test_scores_of_an_earlier_pass_are_an_error(model: NativeModel) -> None:
 
 def test_slots_of_several_rows_follow_one_another(model: NativeModel) -> None:
     rows = [prefill(model, TEXT[:n]) for n in (3, 8)]
-    scores = model.extend(rows, [Nodes.chain([1, 2, 3], wanted=1), Nodes.of([4, 5], [-1, -1])])
+    scores = model.extend(rows, [Nodes.chain([1, 2, 3], wanted=1), Nodes([4, 5], [-1, -1])])
     assert scores.starts == [0, 1, 3]
     found = scores.logits([0, 1, 2])
     for logits, branch in zip(found, ([*TEXT[:3], 1, 2, 3], [*TEXT, 4], [*TEXT, 5]), strict=True):
@@ -168,10 +168,10 @@ def test_rows_know_their_lengths_and_nodes(model: NativeModel) -> None:
     row = prefill(model, TEXT)
     assert (row.length, len(row.parents)) == (8, 0)
     model.extend([row], [NODES])
-    model.extend([row], [Nodes.of([1], [3])])
-    assert row.parents.tolist() == [-1, 0, 0, 1, -1, 3]
+    model.extend([row], [Nodes([1], [3])])
+    assert row.parents == [-1, 0, 0, 1, -1, 3]
     model.prune(row, [0, 1, 2, 3], 1)
-    assert (row.length, row.parents.tolist()) == (9, [-1, -1, 0])
+    assert (row.length, row.parents) == (9, [-1, -1, 0])
     model.commit(row, [0, 2])
     assert (row.length, len(row.parents)) == (11, 0)
     fork = model.fork(row, 9)
@@ -266,7 +266,7 @@ def test_hidden_states_follow_rows(path: Path) -> None:
     assert (model.states(row, 0, 10) == whole).all()
     fork = model.fork(row, 4)
     assert (model.states(fork, 0, 4) == whole[:4]).all()
-    model.extend([fork], [Nodes.of([*TEXT[4:], 9, 3, 7], [-1, 0, 1, 2, 3, 4, 4])])
+    model.extend([fork], [Nodes([*TEXT[4:], 9, 3, 7], [-1, 0, 1, 2, 3, 4, 4])])
     model.prune(fork, [0, 1, 2, 3, 4, 6], 4)
     assert (model.states(fork, 0, 10) == whole).all(), "the nodes of a row come behind its tokens"
     model.extend([before], [Nodes.chain([1])])  # a row from before keeps none

@@ -44,7 +44,7 @@ def draft(memory: Memory, failing: int, number: int, model: LanguageModel, targe
         memory.fail(1, 0)
         outcomes = []
         for request, tree in zip(requests, trees, strict=True):
-            found.append((tree.tokens.tolist(), tree.parents.tolist(), tree.path_logprobs.tolist()))
+            found.append((tree.tokens, tree.parents, tree.path_logprobs))
             tokens = [int(tree.tokens[0]), 7] if len(tree) else [7]
             outcomes.append(
                 Outcome(request, tree, [0][: len(tokens) - 1], tokens, len(tokens), StepCost(1, 0.01, 1.0, 0.0, 0))

@@ -205,8 +205,7 @@ def decode_answers(
 def accepted(tree: DraftTree, text: Sequence[int]) -> list[int]:
     """The nodes of a tree that a text begins with."""
     children = {
-        (parent, token): node
-        for node, (parent, token) in enumerate(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True))
+        (parent, token): node for node, (parent, token) in enumerate(zip(tree.parents, tree.tokens, strict=True))
     }
     path, node = list[int](), ROOT
     for token in text:

@@ -51,7 +51,7 @@ def decoded(policy: AutoTree, batch: int, steps: int, says: float, other_tokens:
         policy.observe(
             plan,
             [
-                Outcome(r, tree, list(range(len(tree))), [*tree.tokens.tolist(), len(tree) + 1], len(tree) + 1, cost)
+                Outcome(r, tree, list(range(len(tree))), [*tree.tokens, len(tree) + 1], len(tree) + 1, cost)
                 for r, tree in zip(requests, trees, strict=True)
             ],
         )
@@ -131,7 +131,7 @@ def test_ties_between_requests_never_break_a_tree() -> None:
     trees = drafted(policy, 1.0, 1.0, 1.0, budget=Budget(7))
     assert sum(map(len, trees)) > 0
     for tree in trees:
-        assert tree.parents.tolist() == list(range(-1, len(tree) - 1))
+        assert tree.parents == list(range(-1, len(tree) - 1))
 
 
 def test_a_plan_is_priced_beside_what_its_engine_computes() -> None:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ...errors import CacheError
 from ...scores import LastScores, Scores
 from ...tree import ROOT
-from ..base import NO_NODES, STOCK, FeatureSpec, LanguageModel, Nodes, Row
+from ..base import STOCK, FeatureSpec, LanguageModel, Nodes, Row
 from ..huggingface.cache import Rows, bytes_of, feature_row
 from ..huggingface.inspection import computing, fingerprint, free_bytes, torch_dtype
 from ..huggingface.pass_inputs import BEFORE, NOTHING_FURTHER, Further, Longs, on_device
@@ -171,7 +171,7 @@ class HeadModel(LanguageModel):
         if fresh:
             fresh_rows, new = [rows[b] for b in fresh], [Nodes.chain(texts[b], 1) for b in fresh]
             for row, text in zip(fresh_rows, new, strict=True):
-                self._learn(row, text)
+                self._learn(row, text.tokens)
             states = self.fused(torch.cat([features[b] for b in fresh]))
             out = self._append(fresh_rows, new, states)
             for row, text in zip(fresh_rows, new, strict=True):
@@ -207,12 +207,12 @@ class HeadModel(LanguageModel):
     def _append_below(self, rows: Sequence[HeadRow], nodes: Sequence[Nodes]) -> PassOutput:
         """Append nodes to each row, whose parents' states are predicted."""
         for row, new in zip(rows, nodes, strict=True):
-            if (new.parents >= len(row.parents)).any():
+            if max(new.parents, default=ROOT) >= len(row.parents):
                 raise CacheError("the parent of a node comes with it: its hidden state is not predicted yet")
         ends = np.cumsum([0, *(len(row.predicted) for row in rows)])
-        before = [end + new.parents.astype(np.int64) + 1 for end, new in zip(ends, nodes, strict=False)]
+        before = [end + parent + 1 for end, new in zip(ends, nodes, strict=False) for parent in new.parents]
         states = torch.cat([row.predicted for row in rows])
-        return self._append(rows, nodes, states, np.concatenate(before))
+        return self._append(rows, nodes, states, np.array(before, np.int64))
 
     def _append(
         self,
@@ -244,10 +244,11 @@ class HeadModel(LanguageModel):
         """What rows draft from besides the head's own vocabulary."""
         return Further.of([row.further for row in rows]) if self._extends else NOTHING_FURTHER
 
-    def _learn(self, row: HeadRow, text: Nodes) -> None:
+    def _learn(self, row: HeadRow, text: list[int]) -> None:
         """Add a text's tokens to its row's draft vocabulary, where they have rows in the output layer."""
         if self._extends:
-            new = np.unique(text.tokens[~row.known[text.tokens]])
+            tokens = np.unique(text)
+            new = tokens[~row.known[tokens]]
             row.known[new] = True
             row.further = np.concatenate([row.further, new])
 
@@ -280,7 +281,7 @@ class HeadModel(LanguageModel):
         source = self.checked(row)
         if length not in (None, source.length):
             raise CacheError(f"cannot fork {length} tokens of a row of {source.length} in a head: read them again")
-        forked = replace(source, parents=NO_NODES, predicted=source.predicted[:1], known=source.known.copy())
+        forked = replace(source, parents=[], predicted=source.predicted[:1], known=source.known.copy())
         self._rows.fork(source, forked)
         return forked
 

@@ -18,8 +18,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache
 
 from ...errors import CacheError
-from ...tree import Ints
-from ..base import FINAL_STATE, NO_NODES, FeatureSpec, Nodes, Row
+from ..base import FINAL_STATE, FeatureSpec, Nodes, Row
 from .pass_inputs import GRAIN, Longs, PassInputs, Placement, on_device
 
 
@@ -208,7 +207,7 @@ class Rows(Generic[R]):
             return own_row
         raise CacheError("the row is closed, or another model's: open its prompt again")
 
-    def place(self, rows: Sequence[R], nodes: Sequence[Nodes]) -> tuple[list[Ints], PassInputs]:
+    def place(self, rows: Sequence[R], nodes: Sequence[Nodes]) -> tuple[list[list[int]], PassInputs]:
         """Room for a pass that appends uncommitted nodes to each of some rows, and its inputs.
 
         Returns:
@@ -217,10 +216,10 @@ class Rows(Generic[R]):
         Raises:
             CacheError: a parent does not come before its child; nothing has changed.
         """
-        grown = [np.append(row.parents, new.parents) for row, new in zip(rows, nodes, strict=True)]
+        grown = [row.parents + new.parents for row, new in zip(rows, nodes, strict=True)]
         for parents in grown:
-            if (parents >= np.arange(len(parents))).any():
-                raise CacheError(f"parents {parents.tolist()} are not in order: a parent comes before its child")
+            if any(parent >= node for node, parent in enumerate(parents)):
+                raise CacheError(f"parents {parents} are not in order: a parent comes before its child")
         first, last = min(r.number for r in rows), max(r.number for r in rows) + 1
         starts = [r.length + len(r.parents) for r in self._open[first:last]]
         fresh = [0] * len(starts)
@@ -232,12 +231,12 @@ class Rows(Generic[R]):
     def commit(self, row: R, path: Sequence[int]) -> Tensor | None:
         """Keep the uncommitted nodes of ``path``, drop the others (``TreeCache.compact`` for what it returns)."""
         row.check_path(path)
-        return self._keep(row, path, len(path), NO_NODES)
+        return self._keep(row, path, len(path), [])
 
     def prune(self, row: R, keep: Sequence[int], trunk: int) -> Tensor | None:
         return self._keep(row, keep, trunk, row.pruned(keep, trunk))
 
-    def _keep(self, row: R, keep: Sequence[int], trunk: int, parents: Ints) -> Tensor | None:
+    def _keep(self, row: R, keep: Sequence[int], trunk: int, parents: list[int]) -> Tensor | None:
         order = self.cache.compact(row.number, row.length, keep)
         row.length, row.parents = row.length + trunk, parents
         return order

@@ -25,11 +25,9 @@ from ...config import typed
 from ...errors import CacheError, UnsupportedModelError
 from ...scores import LastScores, Scores
 from ...text.encoding import Tokenizer
-from ...tree import Ints
 from ..base import (
     DRAFTED,
     FINAL_STATE,
-    NO_NODES,
     PROMPT,
     Capabilities,
     FeatureSpec,
@@ -263,7 +261,7 @@ class HFModel(LanguageModel):
 
     def _pass(
         self, rows: Sequence[FeatureRow], nodes: Sequence[Nodes], another: bool
-    ) -> tuple[Sequence[Ints], Tensor | None, Tensor]:
+    ) -> tuple[Sequence[list[int]], Tensor | None, Tensor]:
         """Parents of the uncommitted nodes of each row then, hidden states of the new ones, logits of the wanted ones.
 
         Args:
@@ -298,7 +296,7 @@ class HFModel(LanguageModel):
     @exclusive
     def fork(self, row: Row, length: int | None = None) -> Row:
         source, length = self._rows.checked(row), row.prefix(length)
-        forked = replace(source, length=length, parents=NO_NODES, features=source.first_features(length), pending=None)
+        forked = replace(source, length=length, parents=[], features=source.first_features(length), pending=None)
         self._rows.fork(source, forked)
         return forked
 

@@ -201,7 +201,7 @@ def self_test(model: LanguageModel) -> None:
     """
     vocab = model.capabilities.vocab_size
     prompt, (a, b, c, d) = [t % vocab for t in PROMPT], [t % vocab for t in DRAFTED]
-    tree = Nodes.of([a, b, c, d], [-1, -1, 0, 1])  # root -> a -> c and root -> b -> d
+    tree = Nodes([a, b, c, d], [-1, -1, 0, 1])  # root -> a -> c and root -> b -> d
     row = prefill(model, prompt)
     branches = [model.fork(row) for _ in range(2)]
     chains = [decoded(model, branch, tokens) for branch, tokens in zip(branches, ([a, c], [b, d]), strict=True)]

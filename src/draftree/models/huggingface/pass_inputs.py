@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...tree import ROOT, Ints, ancestors
+from ...tree import ROOT, ancestors
 from ..base import Nodes, Row
 
 Longs = NDArray[np.int64]
@@ -136,31 +136,31 @@ class PassInputs:
     further: Further = NOTHING_FURTHER
 
     @classmethod
-    def of(cls, rows: Sequence[Row], nodes: Sequence[Nodes], grown: Sequence[Ints], places: Longs) -> PassInputs:
+    def of(cls, rows: Sequence[Row], nodes: Sequence[Nodes], grown: Sequence[list[int]], places: Longs) -> PassInputs:
         """Of new nodes of rows.
 
         Args:
             grown: of each row the parents of its uncommitted nodes, the new ones included.
             places: [3, T] of each token its row among the B, its slot and its column.
         """
-        parts, chains, wanted, end = list[tuple[int, Ints, Ints, Longs | int, Longs]](), 0, list[int](), 0
+        parts, chains, wanted, end = list[tuple[list[int], Longs, Longs | int, Longs]](), 0, list[int](), 0
         for row, new, parents in zip(rows, nodes, grown, strict=True):
             count = len(new.tokens)
             end += count
             wanted += range(end - new.scored, end)
-            if len(parents) == count and np.array_equal(parents, np.arange(ROOT, count + ROOT)):
-                depths, bits = np.arange(1, count + 1, dtype=np.int32), np.zeros((0, count), np.int64)
-                prefix: Longs | int = depths.astype(np.int64) + row.length
+            if parents == [*range(ROOT, count + ROOT)]:
+                depths, bits = np.arange(1, count + 1), np.zeros((0, count), np.int64)
+                prefix: Longs | int = depths + row.length
                 chains += count > 1 and not row.length
             else:
-                seen, depths = ancestors(parents, len(parents) - count)
-                bits, prefix = _bits(seen), row.length
-            parts.append((count, new.tokens, depths + np.int32(row.length - 1), prefix, bits))
+                seen, levels = ancestors(parents, len(parents) - count)
+                depths, bits, prefix = np.array(levels, np.int64), _bits(seen), row.length
+            parts.append((new.tokens, depths + row.length - 1, prefix, bits))
         words = 1 + max(len(bits) for *_, bits in parts)
         table, at = np.zeros((SEEN + words, places.shape[1]), np.int64), 0
         table[ROW : COLUMN + 1] = places
-        for count, tokens, positions, prefix, bits in parts:
-            part, at = table[:, at : at + count], at + count
+        for tokens, positions, prefix, bits in parts:
+            part, at = table[:, at : at + len(tokens)], at + len(tokens)
             part[TOKEN], part[POSITION], part[PREFIX], part[SEEN : SEEN + len(bits)] = tokens, positions, prefix, bits
         return cls(table, np.array(wanted, np.int64), is_causal=len(rows) == chains == 1)
 

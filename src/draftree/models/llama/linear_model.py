@@ -11,13 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from threading import RLock
 
-import numpy as np
-
 from ...config import Count
 from ...errors import CacheError, UnsupportedModelError
 from ...scores import LastScores, NumpyScores, Scores
 from ...tree import ROOT
-from ..base import DRAFTED, NO_NODES, PROMPT, Nodes, OpenRows, Row, check_finite, exclusive
+from ..base import DRAFTED, PROMPT, Nodes, OpenRows, Row, check_finite, exclusive
 from ..cpu_threads import default_threads
 from ..memory import cache_full
 from .library import IDS, Context, Token, Weights
@@ -126,9 +124,9 @@ class LinearModel(OpenRows[LinearRow]):
         batch = list[Token]()
         for row, new in zip(opened, nodes, strict=True):
             first = len(row.parents) + ROOT
-            if not np.array_equal(new.parents, np.arange(first, first + len(new.tokens))):
+            if new.parents != [*range(first, first + len(new.tokens))]:
                 raise CacheError(f"{can.name} takes no trees: {can.no_trees}: give it tokens one after the other")
-            ids = [*row.tokens, *new.tokens.tolist()]
+            ids = [*row.tokens, *new.tokens]
             if len(ids) > can.max_length:
                 raise CacheError(f"{len(ids)} tokens are more than the longest {can.max_length}: use fewer")
             unwanted = len(ids) - new.scored
@@ -146,9 +144,9 @@ class LinearModel(OpenRows[LinearRow]):
         if any(row.length for row in opened):
             self.pass_seconds += time.perf_counter() - began
         for row, new in zip(opened, nodes, strict=True):
-            row.tokens += new.tokens.tolist()
+            row.tokens += new.tokens
             row.read = len(row.tokens)
-            row.parents = np.append(row.parents, new.parents)
+            row.parents += new.parents
         return self._scores.keep(NumpyScores(logits, [new.scored for new in nodes]))
 
     def _find_cells(self, count: int) -> None:
@@ -170,7 +168,7 @@ class LinearModel(OpenRows[LinearRow]):
         row = self.checked(row)
         row.check_path(path)
         self._cut(row, row.length + len(path))
-        row.length, row.parents = len(row.tokens), NO_NODES
+        row.length, row.parents = len(row.tokens), []
 
     @exclusive
     def prune(self, row: Row, keep: Sequence[int], trunk: int) -> None:

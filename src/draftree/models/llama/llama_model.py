@@ -23,7 +23,6 @@ from ...scores import LastScores, NumpyScores, Scores
 from ...text.encoding import Tokenizer
 from ...tree import ROOT
 from ..base import (
-    NO_NODES,
     PROMPT,
     Capabilities,
     LanguageModel,
@@ -171,7 +170,7 @@ class LlamaModel(OpenRows[LlamaRow]):
         try:
             for row, new, first in zip(opened, nodes, before, strict=True):
                 unwanted = len(new.tokens) - new.scored
-                for i, (token, parent) in enumerate(zip(new.tokens.tolist(), new.parents.tolist(), strict=True)):
+                for i, (token, parent) in enumerate(zip(new.tokens, new.parents, strict=True)):
                     row.branches.add(token, parent)
                     added.append((row, first + i, i >= unwanted))
                 last = row.length + max(row.branches.depths, default=0)
@@ -184,7 +183,7 @@ class LlamaModel(OpenRows[LlamaRow]):
                 row.branches.cut(first)
             raise
         for row, new in zip(opened, nodes, strict=True):
-            row.parents = np.append(row.parents, new.parents)
+            row.parents += new.parents
         return self._scores.keep(NumpyScores(logits, [new.scored for new in nodes]))
 
     def _read(self, added: Sequence[_Node]) -> NDArray[np.float32]:
@@ -266,7 +265,7 @@ class LlamaModel(OpenRows[LlamaRow]):
         row = self.checked(row)
         row.check_path(path)
         self._keep(row, path, len(path))
-        row.parents = NO_NODES
+        row.parents = []
 
     @exclusive
     def prune(self, row: Row, keep: Sequence[int], trunk: int) -> None:
@@ -292,7 +291,7 @@ class LlamaModel(OpenRows[LlamaRow]):
     @exclusive
     def fork(self, row: Row, length: int | None = None) -> Row:
         source, length = self.checked(row), row.prefix(length)
-        forked = self._add(replace(source, length=length, parents=NO_NODES))
+        forked = self._add(replace(source, length=length, parents=[]))
         self._context.copy(source.number, forked.number, 0, length)
         return forked
 
@@ -310,7 +309,7 @@ class LlamaModel(OpenRows[LlamaRow]):
                 self._context.clear()
 
 
-_PARENTS = (-1, -1, 0, 1, 3, 2, 3, 4)
+_PARENTS = [-1, -1, 0, 1, 3, 2, 3, 4]
 """Of the tree of the test. Its branches are interleaved; it is as wide as the widest kernels that are known."""
 _PATH = (1, 3, 4)
 """The nodes that are compared."""
@@ -344,7 +343,7 @@ def exactness(model: LanguageModel, tokens: int) -> tuple[str, float]:
 
     worst = 0.0
     for count in range(2, len(_PARENTS) + 1):
-        scores = model.extend([row], [Nodes.of(drafted[:count], _PARENTS[:count])])
+        scores = model.extend([row], [Nodes(drafted[:count], _PARENTS[:count])])
         logits = scores.logits([node for node in _PATH if node < count])
         worst = max(worst, difference(logits, alone[: len(logits)]))
         model.commit(row, [])

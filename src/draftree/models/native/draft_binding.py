@@ -23,11 +23,13 @@ from ctypes import (
     c_void_p,
     string_at,
 )
-from typing import Any
+from struct import unpack
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ...tree import DraftTree
 from .binding import address, check, open_library
 from .translations import Key
 
@@ -168,10 +170,31 @@ FindTranslations = Callable[[int, Sequence[Key]], None]
 """(part, keys): puts their entries into the part's translation."""
 
 
-GrownColumns = tuple[int, NDArray[np.int32]]
-"""A finished tree: the part that drafted it; [8, n] columns of ``DraftTree``, of which the last two are float32, the
-numbers that nodes had while they grew, and how far a part BY_TRANSLATION has read: tokens of its own, and what is
-left."""
+class GrownTree(NamedTuple):
+    """A finished tree.
+
+    Attributes:
+        tree: what is verified.
+        numbers: [N] the number that each node had while it grew.
+        read, left: [N] how far a part BY_TRANSLATION has read: tokens of its own, and what is left.
+    """
+
+    tree: DraftTree
+    numbers: list[int]
+    read: list[int]
+    left: list[int]
+
+    @classmethod
+    def of(cls, columns: int, count: int, part: int) -> GrownTree:
+        """What C has written at an address: [8, N], all but the path log-probabilities and entropies int32."""
+        values = unpack(f"{3 * count}i{2 * count}f{3 * count}i", string_at(columns, 32 * count))
+        tokens, parents, depths, paths, entropies, *others = (
+            [*values[at : at + count]] for at in range(0, 8 * count, count)
+        )
+        return cls(DraftTree(tokens, parents, depths, paths, entropies, part), *others)
+
+
+_NO_NODES = GrownTree(DraftTree.empty(), [], [], [])
 
 
 class TextIndex:
@@ -291,8 +314,8 @@ class Drafting:
             rule.seconds = address(self._curves) if len(seconds) else None
             rule.below = address(self._curves[1]) if len(seconds) else None
 
-    def draft(self, count: int) -> list[GrownColumns | None]:
-        """Grow the trees of the first ``count`` requests; None: it has no nodes.
+    def draft(self, count: int) -> list[GrownTree]:
+        """Grow the trees of the first ``count`` requests.
 
         Raises:
             whatever a callback has raised; RunError: there is not enough memory.
@@ -307,14 +330,11 @@ class Drafting:
         if code:
             check(code)
         self.layers = self._layers.value
-        trees = list[GrownColumns | None]()
+        grown = list[GrownTree]()
         for tree in self._trees[:count]:
-            if nodes := tree.count:
-                columns = np.frombuffer(string_at(tree.columns, 32 * nodes), np.int32).reshape(8, nodes)
-                trees.append((self._order[tree.part], columns))
-            else:
-                trees.append(None)
-        return trees
+            n = tree.count
+            grown.append(GrownTree.of(tree.columns, n, self._order[tree.part]) if n else _NO_NODES)
+        return grown
 
     def accept(self, paths: Sequence[Sequence[int]], tokens: Sequence[Sequence[int]]) -> list[tuple[int, bool, float]]:
         """Commit accepted paths; return the trials: part, whether its first candidate was right, its log-probability.

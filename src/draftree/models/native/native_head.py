@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ...errors import UnsupportedModelError
 from ...scores import Draft, Edit, Edits, Scores, Slots, Top, allowed_tokens
-from ..base import NO_NODES, FeatureSpec, Nodes, Row, exclusive
+from ..base import FeatureSpec, Nodes, Row, exclusive
 from ..heads.head_format import Array, HeadArrays, rope_of
 from .architecture import PLACE, Hyperparameters
 from .head_binding import LAST_STATE, MOST_FEATURES, NO_STATE, CHead, HeadDescription, LoadedHead
@@ -298,7 +298,7 @@ class NativeHead(NativeRows[NativeHeadRow]):
         if not text and row.length:
             text = [row.last]
             self.loaded.cut(row.number, row.length - 1)
-            row.length, row.parents = row.length - 1, NO_NODES
+            row.length, row.parents = row.length - 1, []
             row.drafted = []
         else:
             self.commit(row, [])
@@ -322,5 +322,5 @@ class NativeHead(NativeRows[NativeHeadRow]):
     ) -> Scores:
         scored = self._pass(rows, nodes, targets, sources)
         for row, new in zip(rows, nodes, strict=True):
-            row.drafted += new.tokens.tolist()
+            row.drafted += new.tokens
         return NativeHeadScores(self.loaded, self.capabilities.vocab_size, scored, rows)

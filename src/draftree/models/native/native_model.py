@@ -26,7 +26,6 @@ from ...scores import EXPIRED, Draft, Edits, Scores, Slots, Top, edited
 from ..base import (
     FINAL,
     FINAL_STATE,
-    NO_NODES,
     Capabilities,
     FeatureSpec,
     LanguageModel,
@@ -93,8 +92,8 @@ class NativeRows(OpenRows[R], Generic[R]):
             numbers.append(row.number)
             counts.append(count)
             scored.append(last)
-            tokens += new.tokens.tolist()
-            parents += new.parents.tolist()
+            tokens += new.tokens
+            parents += new.parents
             wanted += [0] * (count - last) + [1] * last
             goes_on |= row.length > 0
         self._check_room(len(tokens))
@@ -103,7 +102,7 @@ class NativeRows(OpenRows[R], Generic[R]):
         if goes_on:
             self.pass_seconds += time.perf_counter() - began
         for row, new in zip(rows, nodes, strict=True):
-            row.parents = np.concatenate((row.parents, new.parents)) if len(row.parents) else new.parents
+            row.parents += new.parents
         return scored
 
     def _check_room(self, tokens: int) -> None:
@@ -122,7 +121,7 @@ class NativeRows(OpenRows[R], Generic[R]):
     def commit(self, row: Row, path: Sequence[int]) -> None:
         self.loaded.commit(self.checked(row).number, path)
         row.length += len(path)
-        row.parents = NO_NODES
+        row.parents = []
 
     @exclusive
     def prune(self, row: Row, keep: Sequence[int], trunk: int) -> None:
@@ -134,7 +133,7 @@ class NativeRows(OpenRows[R], Generic[R]):
     @exclusive
     def fork(self, row: Row, length: int | None = None) -> Row:
         row, length = self.checked(row), row.prefix(length)
-        return self._add(replace(row, number=self.loaded.fork(row.number, length), length=length, parents=NO_NODES))
+        return self._add(replace(row, number=self.loaded.fork(row.number, length), length=length, parents=[]))
 
     def close(self, row: Row) -> None:
         """Forget a row (``LanguageModel.close``); another thread's pass is waited for, so that no row stays open."""
