@@ -22,6 +22,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "3000")  # before torch: threads that sp
 
 from draftree.models import cost_profile as profile
 from draftree.models.base import LanguageModel, Nodes, Row
+from draftree.models.heads import own_heads
 from draftree.models.llama import llama_model
 from draftree.models.native import native_model
 
@@ -33,7 +34,7 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture(scope="session", autouse=True)
 def profiles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Measured costs of models go to a folder of the test run, never to the user's, after few passes.
+    """Heads and measured costs of models go to folders of the test run, never to the user's; costs after few passes.
 
     Passes are made, and take what a quiet machine's would: what the clock says of a tiny model on a busy machine is not
     steady, and what is not steady is not kept.
@@ -43,9 +44,10 @@ def profiles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         time_pass(model, rows, fan)
         return 1e-3 * (1 + 0.1 * len(rows) * len(fan.tokens))
 
-    folder, time_pass = tmp_path_factory.mktemp("profiles"), profile._timed
+    folder, data, time_pass = tmp_path_factory.mktemp("profiles"), tmp_path_factory.mktemp("heads"), profile._timed
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(profile, "profile_folder", lambda: folder)
+        patch.setattr(own_heads, "heads_folder", lambda: data)
         patch.setattr(profile, "SHORT", profile.Grid((1, 2, 4, 16), (64,), (1,), 1))
         patch.setattr(profile, "_timed", timed)
         yield

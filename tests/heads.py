@@ -51,7 +51,7 @@ def responses(target: HFModel) -> list[Response]:
 
 def frozen(target: HFModel, vocabulary: torch.Tensor) -> Frozen:
     """The target's parts that a head stands on."""
-    return Frozen(target.embeddings(torch.arange(VOCAB)), *target.output_rows(vocabulary))
+    return Frozen(target.embeddings(torch.arange(VOCAB)), vocabulary, *target.output_rows(vocabulary))
 
 
 def trained(target: HFModel) -> HeadModel:

@@ -61,7 +61,7 @@ def _commands(text: str) -> list[list[str]]:
 def test_commands_parse(document: Path) -> None:
     for _, *words in _commands(document.read_text()):
         command: Any = get_command(app)
-        while hasattr(command, "commands"):
+        while words and hasattr(command, "commands"):
             name, *words = words
             command = command.commands[name]
         with command.make_context(command.name, list(words)):

@@ -24,7 +24,7 @@ from draftree.engine.speculation import Speculation
 from draftree.errors import UnsupportedModelError
 from draftree.models.base import Nodes
 from draftree.models.heads.eagle_model import HeadModel
-from draftree.models.heads.head_folder import shipped_head
+from draftree.models.heads.head_folder import load_head_for
 from draftree.models.huggingface import hf_model, norms
 from draftree.models.huggingface.hf_loading import load_huggingface, load_stock
 from draftree.models.huggingface.hf_model import HFModel
@@ -209,7 +209,7 @@ _HEAD_TOP = {
 
 def test_the_shipped_head_has_the_logits_that_it_was_trained_to() -> None:
     """They were computed by the network and the format that it was trained with."""
-    head = shipped_head(draftree.load("smollm2", backend="transformers"))
+    head = load_head_for(draftree.load("smollm2", backend="transformers"))
     assert isinstance(head, HeadModel)
     tokens = [284, 510, 1904, 253, 28, 1000, 411]
     states = 4 * np.sin(np.arange(len(tokens) * 576, dtype=np.float32)).reshape(-1, 576)

@@ -9,7 +9,7 @@ import json
 import math
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Generic, TypeVar, get_type_hints
@@ -268,13 +268,34 @@ def write_whole(path: Path, content: str | bytes | memoryview) -> None:
     Raises:
         RunError: the file cannot be written.
     """
-    part = path.with_name(f".{path.name}.{os.getpid()}{_PART}")
-    with _writing(path):
-        try:
-            # bytes of a path that are no UTF-8 become escapes, as JSON writes them
-            part.write_bytes(content.encode(errors="backslashreplace") if isinstance(content, str) else content)
-            part.replace(path)
-        finally:
+    write_together({path: content})
+
+
+def write_together(contents: Mapping[Path, str | bytes | memoryview]) -> None:
+    """Write files that belong together; until all are complete, what was there stays there.
+
+    Nobody reads a mixture of old and new ones who reads the last one first: if it changes, it is missing while the
+    others take their places.
+
+    Raises:
+        RunError: a file cannot be written.
+    """
+    parts = {path: path.with_name(f".{path.name}.{os.getpid()}{_PART}") for path in contents}
+    *others, last = contents
+    try:
+        for path, content in contents.items():
+            with _writing(path):
+                # bytes of a path that are no UTF-8 become escapes, as JSON writes them
+                parts[path].write_bytes(
+                    content.encode(errors="backslashreplace") if isinstance(content, str) else content
+                )
+        with _writing(last):
+            if others and last.exists() and last.read_bytes() != parts[last].read_bytes():
+                last.unlink()
+            for path, part in parts.items():
+                part.replace(path)
+    finally:
+        for part in parts.values():
             part.unlink(missing_ok=True)
 
 

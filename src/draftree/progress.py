@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
@@ -73,26 +73,32 @@ _EVERY = 60.0
 """Seconds between lines."""
 
 
+class ProgressReport(Protocol):
+    """Shows that so many units are done; ``note`` is shown behind the name of the stage."""
+
+    def __call__(self, done: int, /, note: str = "") -> None: ...
+
+
 @contextmanager
-def progress_reporter(what: str, total: int, done: int = 0) -> Iterator[Callable[[int], None]]:
-    """Show a stage of ``total`` units, ``done`` of them before; yields the function to call with how many are done."""
+def progress_reporter(what: str, total: int, done: int = 0) -> Iterator[ProgressReport]:
+    """Show a stage of ``total`` units, ``done`` of them before."""
     if err.is_terminal:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         with Progress(*columns, console=err) as bar:
             task = bar.add_task(what, total=total, completed=done)
-            yield lambda now: bar.update(task, completed=now)
+            yield lambda now, note="": bar.update(task, completed=now, description=what + note)
         return
     began = last = time.monotonic()
 
-    def report(now: int) -> None:
+    def report(now: int, /, note: str = "") -> None:
         nonlocal last
         at = time.monotonic()
         if at - last >= _EVERY:
             last = at
             left = (at - began) * (total - now) / max(1, now - done) / 60
-            err.print(f"{what}: {now} of {total}, {max(0.0, left):.0f} minutes left")
+            err.print(f"{what}{note}: {now} of {total}, {max(0.0, left):.0f} minutes left")
 
     yield report
 

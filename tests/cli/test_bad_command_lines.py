@@ -45,7 +45,7 @@ _BASES = {
     "others": "{line}",
     "bench": "bench --suite {suite} --out {out}/b --methods chain --drafters self --target {model} {line}",
     "calibrate": "calibrate --prompts {text} --out {out}/c --drafter self --target {model} {line}",
-    "head": "train head --prompts {text} --out {out}/h --target {model} {line}",
+    "head": "train head --prompts {text} --out {out}/h {model} {line}",
     "classifier": "train classifier --prompts {text} --out {out}/c --drafter self --target {model} {line}",
 }
 _LINES = Path(__file__).parent / "bad_command_lines"

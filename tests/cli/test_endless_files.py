@@ -63,8 +63,8 @@ bench --suite {zeros.gz} --out {out} --methods chain --drafters self --target {m
 bench --suite {requests} --out {run_of_zeros} --methods chain --drafters self --target {model}
 calibrate --prompts {zero} --out {out} --drafter self --target {model}
 calibrate --prompts {zeros.jsonl} --out {out} --drafter self --target {model}
-train head --prompts {zero} --out {out} --target {model}
-train head --prompts {text} --out {out} --init {model_of_zeros} --target {model}
+train head --prompts {zero} --out {out} {model}
+train head --prompts {text} --out {out} --init {model_of_zeros} {model}
 train classifier --prompts {zero} --out {out} --drafter self --target {model}
 """.strip().splitlines()
 

@@ -20,7 +20,7 @@ COMMANDS = {
     "generate": "generate hello --target GGUF --max-tokens 100 --ignore-eos",
     "batch": "batch SOURCE OUT --target GGUF --method chain --drafter lookup --rows 2",
     "bench": "bench --suite SOURCE --out OUT --target GGUF --methods chain --drafters lookup --max-tokens 20",
-    "train": "train head --prompts SOURCE --out OUT --target MODEL",
+    "train": "train head --prompts SOURCE --out OUT MODEL",
     "methods": "methods",
 }
 TOKENS, LINES = 20, 16

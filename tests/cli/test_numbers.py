@@ -24,7 +24,8 @@ _BASES = {
     "info": "info {model}",
     "profile": "profile {model}",
     "calibrate": "calibrate --prompts text --out c --drafter lookup --target {model}",
-    "train head": "train head --prompts text --out h --target {model}",
+    "train head": "train head --prompts text --out h {model}",
+    "heads check": "heads check smollm2 --target {model}",
     "train classifier": "train classifier --prompts text --out k --drafter lookup --target {model}",
 }
 """The other commands have no numbers."""

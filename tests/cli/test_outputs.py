@@ -35,7 +35,7 @@ class Output:
     suffix: str = ".json"
 
 
-TRAINED = "--target MODEL --prompts SOURCE --max-tokens 8"
+TRAINED = "--prompts SOURCE --max-tokens 8"
 OUTPUTS = [
     Output(f"batch SOURCE OUT --target {NOWHERE}"),
     Output(f"bench --suite SOURCE --target {NOWHERE} --out OUT", folder=True),
@@ -50,10 +50,10 @@ OUTPUTS = [
     ),
     Output(f"calibrate --target {NOWHERE} --prompts SOURCE --out OUT"),
     Output(f"train classifier --target {NOWHERE} --prompts SOURCE --out OUT"),
-    Output(f"train classifier {TRAINED} --drafter lookup --apart 2 --out OUT", True, "OUT.samples"),
-    Output(f"train classifier {TRAINED} --drafter lookup --apart 2 --out NEW --data OUT", True),
-    Output(f"train head --target {NOWHERE} --prompts SOURCE --out OUT", True),
-    Output(f"train head {TRAINED} --out OUT", True, "OUT/work"),
+    Output(f"train classifier --target MODEL {TRAINED} --drafter lookup --apart 2 --out OUT", True, "OUT.samples"),
+    Output(f"train classifier --target MODEL {TRAINED} --drafter lookup --apart 2 --out NEW --data OUT", True),
+    Output(f"train head {NOWHERE} --prompts SOURCE --out OUT", True),
+    Output(f"train head MODEL {TRAINED} --out OUT", True, "OUT/work"),
 ]
 READ = {
     *("prediction", "json_schema", "api_key_file", "chat_template"),
@@ -119,8 +119,8 @@ def test_what_is_not_its_own_is_refused_and_stays(output: Output, model: str, tm
 RESUMED = [
     Output("batch SOURCE OUT --target MODEL"),
     Output("bench --suite SOURCE --target MODEL --out OUT --methods chain", folder=True),
-    Output(f"train classifier {TRAINED} --drafter lookup --apart 2 --out NEW --data OUT", folder=True),
-    Output(f"train head {TRAINED} --out OUT", folder=True),
+    Output(f"train classifier --target MODEL {TRAINED} --drafter lookup --apart 2 --out NEW --data OUT", folder=True),
+    Output(f"train head MODEL {TRAINED} --out OUT", folder=True),
 ]
 
 

@@ -67,7 +67,7 @@ REFUSED = {
     "generate the --target tiny.gguf --drafter pickled": "the pickle pickled/pytorch_model.bin needs torch",
     "info folder": "folder on backend transformers needs torch",
     "bench --target tiny.gguf --suite in.jsonl --out peers --methods peer:hf-generate": "peer:hf-generate needs torch",
-    "train head --out head": "draftree train needs torch",
+    "train head smollm2": "draftree train needs torch",
     "calibrate --target tiny.gguf": "draftree calibrate needs torch",
 }
 

@@ -84,6 +84,17 @@ def test_it_drafts_for_a_slow_target(target: NativeModel) -> None:
     assert stands_for(target, "static") == BOTH
 
 
+@pytest.mark.usefixtures("slow")
+def test_beside_a_head_it_drafts_for_a_method_that_weighs_both(
+    target: NativeModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(default, "head_for", lambda target: tmp_path)
+    assert stands_for(target) == f"lookup+head+{DEFAULT_MODEL}"
+    assert (stands_for(target, "static"), stands_for(target, learning=False)) == ("lookup+head", "head")
+    monkeypatch.setattr(default, "_second_token", lambda target: 0.9)
+    assert stands_for(target) == BOTH
+
+
 def test_where_it_does_not_pay_it_is_not_loaded(target: NativeModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("draftree.drafters.registry.load_here", None)
     monkeypatch.setattr("draftree.models.native.native_model._load", None)
@@ -142,7 +153,7 @@ def test_a_published_head_is_offered_by_the_targets_sizes(target: NativeModel, a
 
 
 def test_the_data_package_of_a_head_is_offered(target: NativeModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(default, "shipped_for", lambda target: None)
+    monkeypatch.setattr(default, "head_for", lambda target: None)
     target.capabilities = replace(target.capabilities, architecture="qwen2", vocab_size=151936)
     target.hidden_size, target.layers = 1536, 28
     assert default.advice(target).endswith(f"for Qwen2.5-Coder-1.5B-Instruct: {install_data('coder-head')}")

@@ -17,7 +17,7 @@ from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.registry import load_draft_model
 from draftree.engine.scheduler import SchedulerParams
 from draftree.models.base import Nodes, Row
-from draftree.models.heads.head_folder import shipped_for
+from draftree.models.heads.head_folder import head_for
 from draftree.models.model_files import DEFAULT_MODEL
 from draftree.models.native.native_model import NativeModel
 from draftree.scores import Scores
@@ -186,10 +186,10 @@ def test_the_small_coder_drafts_for_the_large_one() -> None:
 def test_a_head_comes_for_the_large_coder_alone() -> None:
     large, small = sorted(Path(str(PAIR)).glob("*.gguf"), reverse=True)
     target = load(str(large))
-    found = shipped_for(target)
+    found = head_for(target)
     assert found is not None
     assert found.name == "qwen2.5-coder-1.5b"
-    assert shipped_for(load(str(small))) is None
+    assert head_for(load(str(small))) is None
     prompt = "Mia has 12 apples and buys 3 bags of 8. She gives a quarter of all to Tom. How many are left?"
     params = SamplingParams(max_tokens=48)
     (alone,) = Engine(target).generate([user(prompt)], params)

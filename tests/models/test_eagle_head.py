@@ -18,7 +18,7 @@ from draftree.drafters.registry import load_drafter
 from draftree.errors import ConfigError, ModelFileError, RunError, UnknownNameError
 from draftree.models.data_packages import shipped
 from draftree.models.heads.eagle_network import save_head
-from draftree.models.heads.head_folder import SHIPPED, find_head, load_head, shipped_head
+from draftree.models.heads.head_folder import SHIPPED, find_head, load_head, load_head_for
 from draftree.models.heads.head_format import EagleConfig
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.policies.methods import find_policy
@@ -101,7 +101,7 @@ def test_a_head_in_another_precision_of_its_target_is_taken(folder: Path) -> Non
 
 def test_a_head_of_other_weights_is_refused(folder: Path) -> None:
     other = HFModel(tiny(seed=1), name="stranger", self_test=False)
-    with pytest.raises(ConfigError, match="tiny, .*--target stranger"):
+    with pytest.raises(ConfigError, match="tiny, .*head stranger"):
         load_head(folder, other)
 
 
@@ -162,7 +162,7 @@ def test_a_folder_without_one_is_none(target: HFModel, tmp_path: Path) -> None:
 
 def test_no_shipped_head_fits_another_model(target: HFModel) -> None:
     with pytest.raises(UnknownNameError, match="for tiny"):
-        shipped_head(target)
+        load_head_for(target)
 
 
 @pytest.mark.parametrize("folder", shipped(SHIPPED), ids=lambda folder: folder.name)

@@ -94,7 +94,7 @@ COMMANDS: dict[str, list[str]] = {
     "info": ["info", "MODEL"],
     "profile": ["profile", "MODEL"],
     "calibrate": ["calibrate", "--prompts", "PROMPTS", "--out", "OUT", "--target", "MODEL"],
-    "train head": ["train", "head", "--prompts", "PROMPTS", "--out", "OUT", "--target", "MODEL"],
+    "train head": ["train", "head", "MODEL", "--prompts", "PROMPTS", "--out", "OUT"],
     "train classifier": ["train", "classifier", "--prompts", "PROMPTS", "--out", "OUT", "--target", "MODEL"],
     "bench": ["bench", "--suite", "SUITE", "--out", "OUT", "--target", "MODEL"],
 }

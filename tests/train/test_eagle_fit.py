@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
+from draftree.drafters.draft_model import EagleSource
+from draftree.drafters.grow import TreeDrafter
 from draftree.errors import ConfigError, RunError
 from draftree.models.base import FeatureSpec
 from draftree.models.heads.head_format import EagleConfig
 from draftree.models.huggingface.hf_model import HFModel
-from draftree.train.eagle_fit import Batch, Fit, FitRecipe, evaluate
+from draftree.train.eagle_fit import DEPTH, RANKS, Batch, Fit, FitRecipe, evaluate
 from draftree.train.eagle_training import draft_vocabulary
 from draftree.train.head_architectures import new_eagle, regress
-from draftree.train.responses import Response
+from draftree.train.rank_acceptance import TruePath, ranks_along
+from draftree.train.responses import Response, replayed
 
 from ..heads import frozen, responses, trained
 from ..tiny import VOCAB, tiny
@@ -39,10 +43,25 @@ def made(target: HFModel, learned: Sequence[Response], steps: int, key: str = "k
 
 
 def test_a_small_text_is_learned_by_heart(target: HFModel, learned: list[Response]) -> None:
-    figures = evaluate(trained(target), learned[:2], 0, lambda done: None)
-    assert all(row[0] > 0.8 for row in figures.acceptance)
-    assert figures.mal["chain of 4"] > 4  # of 5
-    assert figures.tokens == 2 * 39
+    head = trained(target)
+    found = evaluate(head.network, frozen(target, torch.from_numpy(head.vocabulary)), learned[:2], 1)
+    assert len(found) == DEPTH and all(0.8 < one <= two <= four <= 1 for one, two, four in found)
+    both = evaluate(head.network, frozen(target, torch.from_numpy(head.vocabulary)), learned[:2], 2)
+    assert np.allclose(both, found)
+
+
+def test_acceptance_is_that_of_drafting_along_the_responses(target: HFModel, learned: list[Response]) -> None:
+    """With the true tokens above, among the tokens that the head always drafts."""
+    head, source, policy = trained(target), trained(target), TruePath()
+    found = evaluate(head.network, frozen(target, torch.from_numpy(head.vocabulary)), learned[:3], 3)
+    drafter, drafts = TreeDrafter(policy, EagleSource(source, VOCAB)), list[list[int | None]]()
+    for response in learned[:3]:
+        with replayed(drafter, response, 0, source) as replay:
+            drafts += ranks_along(replay, policy, depth=DEPTH, stride=1)
+    for depth, shares in enumerate(found):
+        ranks = [layers[depth] for layers in drafts if len(layers) > depth]
+        right = sum(rank is not None and rank < RANKS[-1] for rank in ranks) / len(ranks)
+        assert shares[-1] == pytest.approx(right, abs=0.1), depth
 
 
 def test_the_regression_is_the_best_linear_map(target: HFModel, learned: list[Response]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from draftree.models.base import FINAL_STATE, FeatureSpec, prefill
 from draftree.models.huggingface.cache import feature_part
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.models.native.native_model import NativeModel
-from draftree.train import head_data, shards
+from draftree.train import head_data, responses, shards
 from draftree.train.head_data import HeadData, by_length
 from draftree.train.responses import TEMPERATURES, DataRecipe, Response, digest, encoded, respond, shuffled
 
@@ -88,6 +89,18 @@ def test_what_is_stored_is_what_is_read(target: HFModel, tmp_path: Path, monkeyp
         assert torch.equal(one.tokens, two.tokens)
         assert torch.equal(one.features, two.features)
         assert one.tracked == two.tracked
+
+
+def test_responses_are_kept_as_time_goes_by(target: HFModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large model takes half an hour for the tokens of a shard, which a kill then lost."""
+    monkeypatch.setattr(head_data, "SHARD_SECONDS", 0.0)
+    data, kept = HeadData(tmp_path, RECIPE, PROMPTS), list[int]()
+
+    def count(_: int) -> None:
+        kept.append(len(list(tmp_path.glob("responses-*"))))
+
+    data.collect(target, tokens=80, seconds=60, rows=1, progress=count)
+    assert kept == [0, 1, 2, 3]
 
 
 def test_hidden_states_of_layers_come_with_a_response(tmp_path: Path) -> None:
@@ -253,3 +266,11 @@ def test_prompts_that_are_too_long_are_left_out(target: HFModel) -> None:
     with pytest.raises(PromptError, match="64 tokens"):
         encoded(model, ["a" * 200], raw=True)
     assert digest([[1, 2], [3]]) != digest([[1], [2, 3]])
+
+
+def test_the_prompts_that_ship_differ_and_start_with_every_kind() -> None:
+    path = Path(responses.__file__).with_name("prompts.jsonl")
+    kinds = [json.loads(line)["kind"] for line in path.read_text("utf-8").splitlines()]
+    prompts = responses.read_prompts(str(path))
+    assert len(kinds) == len(prompts) == len(set(prompts)) >= 400
+    assert set(kinds[:40]) == set(kinds)

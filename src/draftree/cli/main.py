@@ -1,4 +1,5 @@
-"""``draftree generate | chat | batch | serve | info | methods | bench | report | show | profile | calibrate | train``.
+"""``draftree generate | chat | batch | serve | info | methods | bench | report | show | profile | calibrate | train |
+heads``.
 
 Text goes to standard output, figures and complaints to standard error. Bad input is one line and exit code 2; a failure
 while running is one line and exit code 1; so is Ctrl-C, with exit code 130. A command is loaded when it runs, so
@@ -38,6 +39,7 @@ COMMANDS = {
     "profile": ("info", "Measure what passes of a model cost on this machine."),
     "calibrate": ("train", "Make a tree for two models out of measured acceptance."),
     "train": ("train", "Train draft heads and classifiers."),
+    "heads": ("heads", "List, check and remove draft heads."),
 }
 """Command -> (module of this folder that has it, first line of its help), in the order of the help."""
 

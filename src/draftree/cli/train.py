@@ -21,6 +21,7 @@ from ..drafters.registry import load_drafter
 from ..drafters.spec import DEFAULT_DRAFTER, NONE, DrafterSpec, learns, read_drafter
 from ..errors import ConfigError, RunError
 from ..models.base import FINAL_STATE
+from ..models.heads.own_heads import own_head_for
 from ..models.model_files import DEFAULT_MODEL
 from ..models.protocols import feature_model
 from ..papers.c2t import CLASSIFIER_FILE, Classifier, ClassifierFile
@@ -43,6 +44,7 @@ from ..train.head_data import HeadData
 from ..train.rank_acceptance import TALLY_FILE, CalibrationOptions, Tally, TruePath, measure
 from ..train.responses import (
     LONGEST_PROMPT,
+    PROMPTS,
     TEMPERATURES,
     DataRecipe,
     PromptFile,
@@ -53,8 +55,10 @@ from ..train.responses import (
 )
 from ..train.shards import RECIPE
 from .interrupt import GO_ON, on_interrupt
-from .options import ComputeOptions, Drafter, Target, with_options
+from .options import NAMES, ComputeOptions, Drafter, Target, with_options
 
+_LICENCES = {str(PROMPTS): "Apache-2.0, of draftree"}
+"""Of the prompts that ship."""
 WORK = "work"
 """Folder, in that of a head, of what training needs."""
 
@@ -88,7 +92,7 @@ class PromptOptions:
         for name, licence in zip(self.prompts, self.licence or [None] * len(self.prompts), strict=True):
             prompts.append(read_prompts(name))
             digest = hashlib.sha256(read_bytes(user_path(name), LARGEST_DATA)).hexdigest()
-            files.append(PromptFile(Path(name).name, len(prompts[-1]), digest, licence))
+            files.append(PromptFile(Path(name).name, len(prompts[-1]), digest, licence or _LICENCES.get(name)))
         return shuffled(prompts, self.seed), files
 
 
@@ -99,6 +103,17 @@ class CalibrationPrompts(PromptOptions):
     prompts: tuple[str, ...] = option(
         "Prompts like yours: one a line, .jsonl or .csv; may be repeated. By default 20 that come with draftree.",
         (str(STARTER_FILE),),
+        metavar="FILE",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadPrompts(PromptOptions):
+    """The files of prompts that a head is trained on: those that ship, if none is named."""
+
+    prompts: tuple[str, ...] = option(
+        "Prompts like yours: one a line, .jsonl or .csv; may be repeated. By default those that come with draftree.",
+        (str(PROMPTS),),
         metavar="FILE",
     )
 
@@ -121,9 +136,15 @@ class HeadOptions(Checked):
 def head(
     *,
     context: typer.Context,
-    source: PromptOptions,
-    out: Annotated[str, typer.Option(metavar="DIR", help="Folder for the head, and for what training needs.")],
-    target: Target = DEFAULT_MODEL,
+    model: Annotated[str, typer.Argument(help=f"{NAMES}.")],
+    source: HeadPrompts,
+    out: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR",
+            help="Folder for the head, and for what training needs; by default one that drafter auto finds it in.",
+        ),
+    ] = None,
     options: HeadOptions,
     limits: TrainingLimits,
     recipe: FitRecipe,
@@ -132,35 +153,37 @@ def head(
     ] = None,
     compute: ComputeOptions,
 ) -> None:
-    """Train a draft head (--drafter DIR) on the target's own responses to prompts.
+    """Train a draft head for a model on its own responses to prompts; drafter auto uses it from then on.
 
-    Ctrl-C keeps what is done: the same command goes on from there.
+    Ctrl-C keeps what is done: after some minutes there is a head, and the same command goes on from there.
     """
-    architecture, folder = options.arch, own_folder(out, "--out", WORK)
-    if (folder / "config.json").exists() and not is_trained(folder, architecture):
-        raise ConfigError(f"{out} holds another model: give --out a folder of its own")
+    architecture = options.arch
+    if out is not None:
+        _head_folder(out, architecture)
     start = None if options.init is None else user_path(options.init)
     if start is not None and not is_trained(start, architecture):
         raise ConfigError(f"no draft head of this --arch in {start}: give --init a folder of one")
     texts, files = source.read()
-    model = feature_model(compute.load(target))
-    read = architecture.features(model) if start is None else read_trained(start, model)[0].features
-    model.track_features(read | FINAL_STATE)
-    encoded_prompts = encoded(model, texts, raw=source.raw)
+    target = feature_model(compute.load(model))
+    folder = _head_folder(own_head_for(target) if out is None else out, architecture)
+    read = architecture.features(target) if start is None else read_trained(start, target)[0].features
+    target.track_features(read | FINAL_STATE)
+    encoded_prompts = encoded(target, texts, raw=source.raw)
+    can = target.capabilities
     data = DataRecipe(
-        target=model.capabilities.name,
+        target=can.fingerprint or can.name,
         prompts=digest(encoded_prompts),
         max_tokens=options.max_tokens,
         seed=source.seed,
-        dtype=model.capabilities.dtype,
+        dtype=can.dtype,
     )
     if bf16 is None:
-        bf16 = fast_in_bf16(model)
+        bf16 = fast_in_bf16(target)
     context.with_resource(locked(folder, "--out", folder=True))
     training = HeadTraining(
-        target=model,
+        target=target,
         architecture=architecture,
-        data=HeadData(folder / WORK, data, encoded_prompts, model.tracked),
+        data=HeadData(folder / WORK, data, encoded_prompts, target.tracked),
         sources=files,
         recipe=replace(recipe, bf16=bf16, seed=source.seed),
         limits=limits,
@@ -168,12 +191,27 @@ def head(
         init=start,
     )
     with on_interrupt(lambda: f"interrupted: {GO_ON}"):
-        figures = training.run(progress_reporter)
-    for name, head_figures in figures.items():
-        rates = " ".join(f"{row[0]:.3f}" for row in head_figures.acceptance)
-        lengths = ", ".join(f"{tree} {mal:.2f}" for tree, mal in head_figures.mal.items())
-        output.print(f"{name}: acceptance at depth 1 to {len(head_figures.acceptance)}: {rates}; MAL: {lengths}")
-    output.print(f"{folder}: draft with it by --drafter {folder}")
+        record = training.run(progress_reporter)
+    if record.held_out:
+        rates = " ".join(f"{row[0]:.3f}" for row in record.acceptance)
+        output.print(
+            f"on {record.held_out} responses kept apart: MAL of its chains {record.mal:.2f}, acceptance at depth 1 to "
+            f"{len(record.acceptance)}: {rates}"
+        )
+    use = f"draft with it by --drafter {folder}" if out else "drafter auto finds it, and 'draftree heads' lists it"
+    output.print(f"{folder}: {use}; {folder / WORK} may be deleted")
+
+
+def _head_folder(name: str | Path, architecture: Architecture) -> Path:
+    """The folder of a head to train.
+
+    Raises:
+        ConfigError: it has something else.
+    """
+    folder = own_folder(name, "--out", WORK)
+    if (folder / "config.json").exists() and not is_trained(folder, architecture):
+        raise ConfigError(f"{name} holds another model: give --out a folder of its own")
+    return folder
 
 
 @train.command()

@@ -9,7 +9,7 @@ from ..errors import DraftreeWarning, NotNativeError, UnknownNameError
 from ..installation import install_data
 from ..models.base import LanguageModel
 from ..models.cost_profile import profile_of
-from ..models.heads.head_folder import shipped_for
+from ..models.heads.head_folder import head_for
 from ..models.heads.published_heads import published_for
 from ..models.model_files import DEFAULT_MODEL, gguf_path
 from ..models.native.native_model import UnloadedModel, unloaded
@@ -26,23 +26,20 @@ def resolved(
 ) -> DrafterSpec:
     """What "auto" stands for: the best that is there for a target. Any other drafter stands for itself.
 
-    It is the drafter that the policy was made for, if it was made for one that is there; else lookup+head for
-    a target that a head comes for, but not for a policy that weighs costs where a second token in a pass costs more
-    than heads gain; else lookup+smollm2 where that is expected to pay (``default_pays``); else lookup. Without
-    ``learning`` the head or the model drafts alone.
+    It is the drafter that the policy was made for, if it was made for one that is there. Else lookup drafts, with the
+    target's head if there is one, and the model that ships if that is expected to pay (``default_pays``). A policy that
+    weighs costs leaves out what does not pay as it decodes: it gets both, but no head where a second token in a pass
+    costs more than heads gain. Any other gets the head. Without ``learning`` the head or the model drafts alone.
     """
     if str(drafter) != AUTO:
         return drafter
-    shipped = shipped_for(target)
-    if policy.made_for is not None and (shipped or policy.made_for.drafter != "head"):
+    has_head, weighs = head_for(target) is not None, bool(policy.report)
+    if policy.made_for is not None and (has_head or policy.made_for.drafter != "head"):
         return DrafterSpec.parse(policy.made_for.drafter)
-    if shipped and not (policy.report and _second_token(target) > _RIGHT):
-        model = "head"
-    elif default_pays(target):
-        model = DEFAULT_MODEL
-    else:
-        return DrafterSpec.parse(LOOKUP)
-    return DrafterSpec.parse(f"{LOOKUP}+{model}" if learning else model)
+    models = ["head"] if has_head and not (weighs and _second_token(target) > _RIGHT) else []
+    if (weighs or not models) and default_pays(target):
+        models.append(DEFAULT_MODEL)
+    return DrafterSpec.parse("+".join([LOOKUP, *models]) if learning else (models or [LOOKUP])[0])
 
 
 def _second_token(target: LanguageModel) -> float:
@@ -77,7 +74,7 @@ def advice(target: LanguageModel) -> str:
 
     That is the model that ships, where its package is missing, and a published head.
     """
-    if target.tokenizer is None or target.capabilities.no_trees or shipped_for(target):
+    if target.tokenizer is None or target.capabilities.no_trees or head_for(target):
         return ""
     ways = list[str]()
     if _lacks_default() and target.capabilities.device == "cpu":

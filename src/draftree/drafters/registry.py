@@ -11,7 +11,7 @@ from ..config import typed
 from ..errors import UnknownNameError
 from ..importing import Imported, import_named
 from ..models.base import LanguageModel
-from ..models.heads.head_folder import find_head, load_head, shipped_head
+from ..models.heads.head_folder import find_head, load_head, load_head_for
 from ..models.loading import ModelOptions, load_here
 from ..models.model_files import gguf_path
 from ..models.protocols import DraftHead
@@ -58,14 +58,14 @@ def load_draft_model(name: str, target: LanguageModel) -> LanguageModel:
 
 SOURCES: Mapping[str, Callable[[LanguageModel], DraftSource | LanguageModel]] = {
     "lookup": lambda target: NgramSource(),
-    "head": shipped_head,
+    "head": load_head_for,
     SELF: lambda target: target.twin(),
 }
 """Names, and what makes a source for a target, or a model whose passes one reads."""
 DRAFTERS = {
-    AUTO: "lookup+head where a head comes, but on llama.cpp; else lookup+smollm2 where that pays; else lookup",
+    AUTO: "lookup+head+smollm2, without what is not there or is not expected to pay",
     "lookup": "continuations of earlier occurrences in prompt and output; no model",
-    "head": "a layer trained on the target's hidden states; comes for smollm2 and Qwen2.5-Coder-1.5B",
+    "head": "a layer trained on the target's hidden states: yours, or that of smollm2 or Qwen2.5-Coder-1.5B",
     SELF: "the target drafts for itself: every draft is accepted; for tests",
     NONE: "no drafting: AR decoding",
 }

@@ -304,7 +304,8 @@ class Selection:
             if busy[number]:
                 took = layers * record.layer if read else record.measure((part_seconds[number] + rest) * scale, layers)
                 total += took
-            if not price.enabled[number] or not (alone or drafted[number]):
+            asked = drafted[number] or (busy[number] and record._pass is not None)  # another may have drafted after it
+            if not price.enabled[number] or not (alone or asked):
                 record.rest()
                 continue
             shared = max(0.0, verify - ar) * drafted[number] / max(1, nodes)

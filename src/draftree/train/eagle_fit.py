@@ -10,12 +10,12 @@ from __future__ import annotations
 import io
 import math
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, linear, smooth_l1_loss
@@ -23,25 +23,16 @@ from torch.nn.utils.rnn import pad_sequence
 
 from ..artifacts import check_regular, write_whole
 from ..config import Checked, Count, LearningRate, option
-from ..drafters.draft_model import EagleSource
-from ..drafters.grow import TreeDrafter
 from ..errors import ConfigError
 from ..models.base import FINAL_STATE, FeatureSpec, LanguageModel
 from ..models.heads.eagle_network import EagleNetwork
+from ..models.heads.own_heads import Acceptance
 from ..models.huggingface.cache import feature_part
-from ..models.protocols import DraftHead
-from ..papers.opt_tree import OptTree
-from ..policies.fixed import StaticTree
-from .rank_acceptance import TruePath, ranks_along
-from .responses import Response, replayed
+from .responses import Response
 
 DEPTH = 5
 RANKS = (1, 2, 4)
-STRIDE = 4
-"""Tokens from one draft to the next where acceptance is counted."""
-
-_DELTA = 0.05
-"""Least gain in E(A) for which another layer of the best tree is drafted: machines differ, these figures do not."""
+"""How deep and among how many of the most probable tokens acceptance is counted."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -145,76 +136,51 @@ def loss(
     with torch.no_grad():
         target = linear(batch.truth, weight, bias).float().softmax(-1)
     total = batch.truth.new_zeros(())
-    for step, states in enumerate(predicted):
-        valid = batch.valid.clone()
-        valid[:, :step] = False
-        if not valid.any():
-            break
-        learned, output = states[valid], network.lm_head
-        read = network.readout(learned)
-        logits = linear(read, weight, bias) if output is None else output.forward(read)
-        part = cross_entropy(logits.float(), target[valid])
+    for step, (valid, states, logits) in enumerate(_learned(network, predicted, batch, weight, bias)):
+        part = cross_entropy(logits, target[valid])
         if network.predicts_features:
-            part = part + feature_weight * smooth_l1_loss(learned.float(), batch.truth[valid])
+            part = part + feature_weight * smooth_l1_loss(states.float(), batch.truth[valid])
         total = total + decay**step * part
     return total
 
 
-@dataclass(frozen=True, slots=True)
-class HeadFigures:
-    """How often a head is right, and what its trees gain.
-
-    Attributes:
-        responses, tokens: that were drafted along.
-        trials: [DEPTH] drafts that came to each depth along the true path.
-        acceptance: [DEPTH][3] share of them whose true token was among the 1, 2 and 4 most probable.
-        mal: shape -> acceptance length, bonus token included.
-    """
-
-    responses: int
-    tokens: int
-    trials: list[int]
-    acceptance: list[list[float]]
-    mal: dict[str, float]
+def _learned(
+    network: EagleNetwork, predicted: Sequence[Tensor], batch: Batch, weight: Tensor, bias: Tensor | None
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Of each drafting step [B, R] which positions count, and the predicted states and logits there."""
+    for step, states in enumerate(predicted):
+        valid = batch.valid.clone()
+        valid[:, :step] = False
+        if not valid.any():
+            return
+        learned, output = states[valid], network.lm_head
+        read = network.readout(learned)
+        yield valid, learned, (linear(read, weight, bias) if output is None else output.forward(read)).float()
 
 
-@torch.inference_mode()
-def evaluate(head: DraftHead, responses: Sequence[Response], seed: int, progress: Callable[[int], None]) -> HeadFigures:
-    """Draft along responses: with the true token alone kept, for acceptance, and as decoding would, for its length.
+@torch.no_grad()
+def evaluate(network: EagleNetwork, frozen: Frozen, responses: Sequence[Response], size: int) -> Acceptance:
+    """How often drafts along responses have the true token, given that those above are true.
+
+    Takes the time of few training steps. Candidates are those of the draft vocabulary.
 
     Args:
         responses: of at least two tokens each.
-        seed: with which they were drawn.
-        progress: called with how many of them are done.
+        size: how many of them are looked at together.
     """
-    source = partial(EagleSource, head, head.capabilities.vocab_size)
-    policy = TruePath()
-    drafter = TreeDrafter(policy, source())
-    trees = {
-        "chain of 4": (TreeDrafter(StaticTree(width=1, depth=4), source()), 4),
-        "opt-tree, 8 nodes": (TreeDrafter(OptTree(_DELTA), source()), 8),
-        "opt-tree, 16 nodes": (TreeDrafter(OptTree(_DELTA), source()), 16),
-    }
-    gained, steps = 0, dict.fromkeys(trees, 0)
-    drafts: list[list[int | None]] = []
-    for done, response in enumerate(responses, start=1):
-        with replayed(drafter, response, seed, head) as replay:
-            drafts += ranks_along(replay, policy, depth=DEPTH, stride=STRIDE)
-        for name, (tree, nodes) in trees.items():
-            with replayed(tree, response, seed, head) as replay:
-                while replay.left:
-                    replay.step(nodes)
-                    steps[name] += 1
-        gained += response.gained - 1
-        progress(done)
-    layers = [[ranks[d] for ranks in drafts if len(ranks) > d] for d in range(DEPTH)]
-    acceptance = [[_share(ranks, most) for most in RANKS] for ranks in layers]
-    mal = {name: gained / max(1, n) for name, n in steps.items()}
-    return HeadFigures(len(responses), gained, [len(ranks) for ranks in layers], acceptance, mal)
-
-
-def _share(ranks: Sequence[int | None], most: int) -> float:
-    return sum(rank is not None and rank < most for rank in ranks) / max(1, len(ranks))
+    right, tried = np.zeros((DEPTH, len(RANKS))), np.zeros((DEPTH, 1))
+    for start in range(0, len(responses), size):
+        part = responses[start : start + size]
+        batch = Batch.of(part, frozen.weight.device, network.features)
+        following = pad_sequence([r.tokens[2:] for r in part], batch_first=True).to(batch.at.device)
+        truth = following.gather(1, batch.at)
+        predicted = unrolled(network, frozen.embeddings, batch, DEPTH)
+        for step, (valid, _, logits) in enumerate(_learned(network, predicted, batch, frozen.weight, frozen.bias)):
+            best = frozen.vocabulary[logits.topk(min(RANKS[-1], logits.shape[-1])).indices]
+            hits = best == truth[valid][:, None]
+            right[step] += [int(hits[:, :rank].sum()) for rank in RANKS]
+            tried[step] += len(hits)
+    return tuple(map(tuple, (right / np.maximum(1, tried)).tolist()))
 
 
 _WARM_UP = 0.03
@@ -257,10 +223,12 @@ class Frozen:
 
     Attributes:
         embeddings: [V, H] token embeddings.
-        weight, bias: [D, H] and [D], its output layer for the draft vocabulary.
+        vocabulary: [D] int64 ids of the tokens that are drafted.
+        weight, bias: [D, H] and [D], its output layer for them.
     """
 
     embeddings: Tensor
+    vocabulary: Tensor
     weight: Tensor
     bias: Tensor | None
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import asdict, dataclass
@@ -21,20 +21,25 @@ from ..artifacts import write_whole
 from ..config import Checked, Count, Whole, option
 from ..errors import ConfigError, RunError
 from ..models.heads.eagle_network import EagleNetwork, save_head
-from ..models.heads.head_folder import EAGLE, head_in
+from ..models.heads.head_folder import EAGLE
+from ..models.heads.head_format import WEIGHTS
+from ..models.heads.own_heads import HEAD_RECORD, RECORD, HeadRecord
 from ..models.huggingface.inspection import fingerprint
 from ..models.protocols import FeatureModel
-from .eagle_fit import RANKS, STRIDE, Fit, FitRecipe, Frozen, HeadFigures, evaluate
-from .head_architectures import Architecture, read_trained
+from ..progress import ProgressReport
+from .eagle_fit import RANKS, Fit, FitRecipe, Frozen, evaluate
+from .head_architectures import Architecture, is_trained, read_trained
 from .head_data import HeadData
 from .responses import AGAIN, MAX_ROWS, TEMPERATURES, PromptFile, Response
 
-Stage = Callable[[str, int, int], AbstractContextManager[Callable[[int], None]]]
+Stage = Callable[[str, int, int], AbstractContextManager[ProgressReport]]
 """What is done, how many units it has and how many of them are done -> a context that gives what is called with how
 many are done."""
 
-RESPONSE_SHARE, FIGURES_SHARE = 0.6, 0.05
-"""Of the hours: for drawing responses, and for the figures at the end; the rest is for the fit."""
+RESPONSE_SHARE = 0.6
+"""Of the hours: for drawing responses; the rest is for the fit."""
+_PARTS = (0.1, 0.4, 1.0)
+"""Of the responses after which a head is made: the first one within minutes."""
 _MOST_EPOCHS = 12
 _TIMED = 6
 """Steps that are timed to see how many fit the hours."""
@@ -62,7 +67,7 @@ class TrainingLimits(Checked):
     """
 
     hours: Annotated[float, Interval(gt=0, lt=math.inf)] = option(
-        "Time for everything, earlier runs of this command included.", 3.0, metavar="H"
+        "Time for everything, earlier runs of this command included.", 0.5, metavar="H"
     )
     tokens: Count = option("Response tokens to draw, if the hours allow.", 600_000, metavar="N")
     steps: Count | None = option("Training steps; by default what fits the hours.", metavar="N")
@@ -70,7 +75,7 @@ class TrainingLimits(Checked):
     vocabulary: Count = option("Tokens that the head drafts; the text's own come on top.", 8192, metavar="N")
     feed_forward: Count | None = option("Width of the head's MLP; by default the target's.", metavar="N")
     packed: bool = option("Keep its matrices in 5 bits a weight, not in half precision.", False)
-    responses: Count = option("Most responses to a prompt; further ones are sampled.", 1, metavar="N")
+    responses: Count = option("Most responses to a prompt; further ones are sampled.", 4, metavar="N")
     rows: Annotated[int, Interval(ge=1, le=MAX_ROWS)] = option(
         "Responses that are drawn together; on a GPU rather 1024.", 32, metavar="N"
     )
@@ -97,8 +102,10 @@ class HeadTraining:
     out: Path
     init: Path | None = None
 
-    def run(self, stage: Stage) -> dict[str, HeadFigures]:
-        """All stages; the figures of "greedy" and "sampled" responses, where there are any.
+    def run(self, stage: Stage) -> HeadRecord:
+        """All stages; the record of the head in ``out``.
+
+        From the first part of the responses on there is one, the best so far.
 
         Args:
             stage: reports the progress of each stage.
@@ -112,59 +119,83 @@ class HeadTraining:
         if limits.packed and self.architecture.kind != EAGLE:
             raise ConfigError("an EAGLE-3 head is for other servers too, which read no Q4_1: leave --packed out")
         begun = None if self.init is None else read_trained(self.init, self.target)
-        seconds = limits.hours * 3600
+        seconds, began = limits.hours * 3600, time.monotonic() - data.seconds
         checkpoint = data.folder / "checkpoint.pt"
         if not checkpoint.exists():
-            share = 1.0 if limits.steps else RESPONSE_SHARE
-            with stage("drawing response tokens", limits.tokens, data.tokens) as progress:
-                data.collect(
-                    self.target,
-                    tokens=limits.tokens,
-                    seconds=seconds * share,
-                    rows=limits.rows,
-                    progress=progress,
-                    answers=limits.responses,
-                    held_out=limits.held_out,
-                )
-        learned, apart = data.split(limits.held_out)
-        learned = [r for r in learned if r.gained > 1]
-        if not learned:
+            with stage("drawing responses, seconds", round(seconds), round(data.seconds)) as report:
+                for part in _PARTS:
+                    before = data.tokens
+                    self._collect(part, report)
+                    if part < 1 and data.tokens > before and (learned := self._responses()[0]):
+                        self._publish(self._fit(learned, begun))
+        if not (learned := self._responses()[0]):
             raise RunError(
                 f"no responses to learn from: {len(data.prompts)} prompts, of which {limits.held_out} are kept apart "
                 "and others gave less than two tokens: give more prompts or --hours"
             )
+        fit, spent = self._fit(learned, begun), time.monotonic() - began
+        if not fit.resume(checkpoint):
+            self._publish(fit)
+            if limits.steps is None:
+                fit.steps = self._affordable(fit, learned, seconds - spent)
+        return self._train(fit, checkpoint, stage, min(spent, seconds))
+
+    def _collect(self, part: float, report: ProgressReport) -> None:
+        """Draw responses in so much of the time for them."""
+        limits, data = self.limits, self.data
+        share, seconds = part * (1.0 if limits.steps else RESPONSE_SHARE), limits.hours * 3600
+        began, note = time.monotonic() - data.seconds, _note(self._record())
+        data.collect(
+            self.target,
+            tokens=math.ceil(part * limits.tokens),
+            seconds=share * seconds,
+            rows=limits.rows,
+            progress=lambda _: report(round(min(seconds, time.monotonic() - began)), note),
+            answers=limits.responses,
+            held_out=limits.held_out,
+        )
+
+    def _responses(self) -> list[list[Response]]:
+        """Those to learn from, and those kept apart, that have a token to predict."""
+        return [[r for r in part if r.gained > 1] for part in self.data.split(self.limits.held_out)]
+
+    def _fit(self, learned: list[Response], begun: tuple[EagleNetwork, Tensor | None] | None) -> Fit:
+        """The fit at its start, from a network or from ridge regression, and the draft vocabulary."""
         network, vocabulary = begun or (None, None)
         if vocabulary is None:
-            vocabulary = draft_vocabulary(learned, self.target.capabilities.vocab_size, limits.vocabulary)
-        left = seconds * (1 - FIGURES_SHARE) - data.seconds
-        fit = self._fit(learned, network, vocabulary, checkpoint, left)
-        self._train(fit, checkpoint, stage)
-        save_head(self.out, fit.network, vocabulary, self.target, packed=limits.packed)
-        figures = self._figures([r for r in apart if r.gained > 1], stage)
-        write_whole(self.out / "README.md", _card(self, learned, fit, figures))
-        return figures
-
-    def _fit(
-        self,
-        learned: list[Response],
-        network: EagleNetwork | None,
-        vocabulary: Tensor,
-        checkpoint: Path,
-        seconds: float,
-    ) -> Fit:
-        """The fit as its checkpoint has it, or from a network, or from the start."""
+            vocabulary = draft_vocabulary(learned, self.target.capabilities.vocab_size, self.limits.vocabulary)
         device, every = self.target.capabilities.device, torch.arange(self.target.capabilities.vocab_size)
         weight, bias = self.target.output_rows(vocabulary.to(device))
         embeddings = self.target.embeddings(every.to(device))
-        frozen = Frozen(embeddings.float(), weight.float(), None if bias is None else bias.float())
+        frozen = Frozen(
+            embeddings.float(), vocabulary.to(device), weight.float(), None if bias is None else bias.float()
+        )
         key = self._key(learned, vocabulary, network)
         if network is None:
             seed_and_width = self.recipe.seed, self.limits.feed_forward
             network = self.architecture.begin(self.target, frozen, vocabulary, learned, *seed_and_width)
-        fit = Fit(self.recipe, network.to(device), frozen, learned, self.limits.steps or 1, key)
-        if not fit.resume(checkpoint) and self.limits.steps is None:
-            fit.steps = self._affordable(fit, learned, seconds)
-        return fit
+        return Fit(self.recipe, network.to(device), frozen, learned, self.limits.steps or 1, key)
+
+    def _record(self) -> HeadRecord | None:
+        """Of the head that is there; None: there is none, whole."""
+        if not is_trained(self.out, self.architecture) or not (self.out / WEIGHTS).exists():
+            return None
+        try:
+            return HEAD_RECORD.read(self.out / RECORD)
+        except (FileNotFoundError, ConfigError):
+            return None
+
+    def _publish(self, fit: Fit) -> HeadRecord:
+        """Write the head as the fit has it, unless the one that is there is right more often; the record of the better
+        one."""
+        apart, there = self._responses()[1], self._record()
+        record = HeadRecord(fit.done, len(apart), evaluate(fit.network, fit.frozen, apart, self.recipe.batch))
+        if there is not None and there.held_out == len(apart) and there.mal > record.mal:
+            return there
+        save_head(self.out, fit.network, fit.frozen.vocabulary, self.target, packed=self.limits.packed)
+        HEAD_RECORD.write(self.out / RECORD, record)
+        write_whole(self.out / "README.md", _card(self, fit, record))
+        return record
 
     def _affordable(self, fit: Fit, learned: list[Response], seconds: float) -> int:
         """Steps that fit the time, by timing some on a copy; at least one, and no more than some rounds of the data."""
@@ -183,36 +214,35 @@ class HeadTraining:
         init = None if network is None else fingerprint(network.parameters())
         return hashlib.sha256(json.dumps([*parts, init]).encode()).hexdigest()
 
-    def _train(self, fit: Fit, checkpoint: Path, stage: Stage) -> None:
-        """Do the steps that are left; interrupted, a checkpoint keeps those that are done."""
+    def _train(self, fit: Fit, checkpoint: Path, stage: Stage, spent: float) -> HeadRecord:
+        """Do the steps that are left; every few minutes a checkpoint and the head keep what is done."""
         fit.save(checkpoint)
-        saved = time.monotonic()
+        saved, seconds = time.monotonic(), self.limits.hours * 3600
+        pace, note = (seconds - spent) / fit.steps, _note(self._record())
         try:
-            with stage("training steps", fit.steps, fit.done) as progress:
+            with stage("training, seconds", round(seconds), round(spent + pace * fit.done)) as report:
                 for done in fit.run():
-                    progress(done)
+                    report(round(spent + pace * done), note)
                     if time.monotonic() - saved >= _EVERY:
                         fit.save(checkpoint)
-                        saved = time.monotonic()
+                        note, saved = _note(self._publish(fit)), time.monotonic()
         finally:
             fit.save(checkpoint)
-
-    def _figures(self, apart: list[Response], stage: Stage) -> dict[str, HeadFigures]:
-        head = head_in(self.out).torch_head(self.target)
-        by_kind = {}
-        for name, sampled in (("greedy", False), ("sampled", True)):
-            if group := [r for r in apart if (r.temperature > 0) is sampled]:
-                with stage(f"evaluating {name} responses", len(group), 0) as progress:
-                    by_kind[name] = evaluate(head, group, self.data.recipe.seed, progress)
-        content = {name: asdict(figures) for name, figures in by_kind.items()}
-        write_whole(self.data.folder / "figures.json", json.dumps(content, indent=1) + "\n")
-        return by_kind
+        return self._publish(fit)
 
 
-def _card(training: HeadTraining, learned: list[Response], fit: Fit, figures: Mapping[str, HeadFigures]) -> str:
+def _note(record: HeadRecord | None) -> str:
+    """What the head that is there reaches, behind the name of a stage."""
+    return "" if record is None else f" (MAL {record.mal:.2f} so far)"
+
+
+def _card(training: HeadTraining, fit: Fit, record: HeadRecord) -> str:
+    learned = fit.responses
     recipe, target, data = training.recipe, training.target.capabilities.name, training.data
     rows = (f"| {s.name} | {s.count} | {s.licence or 'not stated'} | `{s.digest[:16]}` |" for s in training.sources)
-    sources, tables = "\n".join(rows), "".join(_tables(name, head_figures) for name, head_figures in figures.items())
+    shares = (" | ".join(f"{share:.3f}" for share in row) for row in record.acceptance)
+    figures = "\n".join(f"| {depth} | {row} |" for depth, row in enumerate(shares, start=1))
+    sources = "\n".join(rows)
     first, further = ("/".join(f"{t:g}" for t in kind) for kind in (TEMPERATURES, AGAIN))
     several = f"; second and further ones to a prompt {further}" if learned[-1].number >= len(data.prompts) else ""
     start = f"the head {training.init.name}" if training.init else training.architecture.start
@@ -241,32 +271,21 @@ temperatures {first} in turn{several}
 - start: {start}
 - loss: cross-entropy with the target distribution over {len(fit.frozen.weight)} tokens{distance}; {recipe.unroll} \
 drafting steps, each further one weighted {recipe.decay}
-- optimiser: Muon (matrices) and AdamW, {fit.steps} steps of {recipe.batch} responses, \
+- optimiser: Muon (matrices) and AdamW, {record.steps} steps of {recipe.batch} responses, \
 learning rate {recipe.learning_rate:g} falling to 0, weight decay {recipe.weight_decay:g}
 - precision: {"bfloat16, weights float32" if recipe.bf16 else "float32"}
 - seed: {recipe.seed}
 
 ## Figures
 
-On responses to prompts kept apart, drafted along the target's responses; acceptance lengths count the
-bonus token. Acceptance: every {STRIDE} tokens, share of drafts whose true token is among the most probable
-1, 2 and 4, given that the tokens above it were true.
-{tables}"""
+Along {record.held_out} responses to prompts kept apart: the share of drafts whose true token is among the most
+probable ones of the draft vocabulary, given that the tokens above it were true. Chains of {len(record.acceptance)}
+have an acceptance length of {record.mal:.2f}, the bonus token included.
 
-
-def _tables(name: str, figures: HeadFigures) -> str:
-    lines = [
-        "",
-        f"{name.capitalize()} responses ({figures.responses} responses, {figures.tokens} tokens):",
-        "",
-        "| depth | " + " | ".join(f"top {k}" for k in RANKS) + " | drafts |",
-        "|---|" + "---|" * len(RANKS) + "---|",
-    ]
-    for depth, (shares, drafts) in enumerate(zip(figures.acceptance, figures.trials, strict=True), start=1):
-        lines.append(f"| {depth} | " + " | ".join(f"{share:.3f}" for share in shares) + f" | {drafts} |")
-    lines += ["", "| tree | acceptance length |", "|---|---|"]
-    lines += [f"| {tree} | {mal:.2f} |" for tree, mal in figures.mal.items()]
-    return "\n".join(lines) + "\n"
+| depth | {" | ".join(f"top {rank}" for rank in RANKS)} |
+|---|{"---|" * len(RANKS)}
+{figures}
+"""
 
 
 def draft_vocabulary(responses: Sequence[Response], vocab_size: int, size: int) -> Tensor:

@@ -17,7 +17,8 @@ from ..models.protocols import FeatureModel
 from .responses import DataRecipe, Response, respond
 from .shards import Shards
 
-SHARD_TOKENS = 1 << 15
+SHARD_TOKENS, SHARD_SECONDS = 1 << 15, 60.0
+"""A shard is written after so many tokens, or so much time: a kill loses no more."""
 _BATCHES = 8
 """So many batches' prompts are put in order of length: a batch's attention is as long as its longest row."""
 _COUNTS = ("numbers", "lengths", "prompt_lengths")
@@ -116,8 +117,9 @@ class HeadData:
                     self.numbers.add(response.number)
                     self.tokens += response.gained
                     progress(self.tokens)
-                    if sum(r.tokens.shape[0] for r in self._waiting) >= SHARD_TOKENS:
-                        self._save(time.monotonic() - began)
+                    waiting, spent = sum(r.tokens.shape[0] for r in self._waiting), time.monotonic() - began
+                    if waiting >= SHARD_TOKENS or spent - self.seconds >= SHARD_SECONDS:
+                        self._save(spent)
         except torch.OutOfMemoryError:
             raise RunError(f"{rows} rows do not fit the memory: the same command goes on with fewer --rows") from None
         finally:

@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,6 +29,8 @@ from ..models.huggingface.inspection import torch_dtype
 from ..models.protocols import FeatureModel
 from ..text.encoding import encode, user
 
+PROMPTS = Path(__file__).with_name("prompts.jsonl")
+"""The prompts that ship, of all kinds: what a head learns from where a user names no others."""
 LONGEST_PROMPT = 512
 """Tokens; longer prompts are left out: prefill would take most of the time."""
 
@@ -202,7 +205,7 @@ class DataRecipe:
     """What responses are drawn; equal ones may be added to one another.
 
     Attributes:
-        target: its name.
+        target: fingerprint of its weights.
         prompts: digest of all prompts in order.
         max_tokens: most tokens of a response.
         seed: of the order of the prompts, and of the responses.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 from typing import cast
 
@@ -93,6 +94,21 @@ def test_one_that_gains_no_more_stops_and_drafts_again_where_it_gains() -> None:
 def test_bad_luck_seldom_ends_a_drafter_that_gains(seed: int) -> None:
     rng, selection = Random(seed), selected(layer(0.2))
     assert sum([step(selection, 2 * (rng.random() < 0.4), 0.4) for _ in range(1000)]) > 900
+
+
+def test_one_that_is_asked_and_leaves_the_draft_to_another_pays_for_its_pass() -> None:
+    """A head that is never sure beside a model that drafts in its place."""
+    unsure, drafting = layer(0.2), layer(0.2)
+    selection, asked = selected(unsure, drafting), 0
+    for _ in range(400):
+        request = Fake()
+        price = selection.choose([request], FLAT, ARPass(64, 1, 1))
+        asked += price.enabled[0]
+        seconds = 0.2 * price.enabled[0], 0.2
+        cost = StepCost(1, sum(seconds), 1.0, 0.0, 0, seconds)
+        tree = replace(chain_tree([1] * 4), part=1)
+        selection.learn(price, 1, 4, [Outcome(request, tree, [0, 1], [1] * 3, 3, cost)])
+    assert asked < 100 and drafting.on
 
 
 class Reads:

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from transformers.activations import ACT2FN
 
-from ...artifacts import make_folder, write_whole
+from ...artifacts import make_folder, write_together
 from ..base import Capabilities
 from ..huggingface.attention import attend_as_one
 from ..huggingface.cache import TreeCache, packed, padded
@@ -266,7 +266,7 @@ PROPOSED = 5
 def save_head(
     folder: Path, network: EagleNetwork, vocabulary: Tensor, target: FeatureModel, *, packed: bool = False
 ) -> None:
-    """Write a head, EAGLE-3 in the target's dtype; the config comes last, and without it there is no head.
+    """Write a head, EAGLE-3 in the target's dtype; one that is there is replaced as a whole.
 
     Args:
         network: of one layer, without embeddings of its own.
@@ -292,9 +292,8 @@ def save_head(
         marked = torch.zeros(vocab, dtype=torch.bool)
         marked[ids] = True
         weights |= {"d2t": ids - torch.arange(len(ids)), "t2d": marked}
-    write_whole(folder / WEIGHTS, save(weights))
-    document = _document(network, len(ids), can, dtype)
-    write_whole(folder / CONFIG, json.dumps(document, indent=2, sort_keys=True) + "\n")
+    document = json.dumps(_document(network, len(ids), can, dtype), indent=2, sort_keys=True) + "\n"
+    write_together({folder / WEIGHTS: save(weights), folder / CONFIG: document})
 
 
 def _packed(named: tuple[str, Tensor]) -> tuple[str, Tensor]:

@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +53,7 @@ from .head_format import (
     tensor_shapes,
     vocabulary_in,
 )
+from .own_heads import own_head_for, own_heads
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -179,7 +180,7 @@ class HeadFolder:
         if mismatch := self.mismatch(target):
             raise ConfigError(
                 f"draft head {self.folder} was made for {mismatch}: use the target that it was made for, train a head "
-                f"with 'draftree train head --target {target.capabilities.name}', or use drafter 'auto'"
+                f"with 'draftree train head {target.capabilities.name}', or use drafter 'auto'"
             )
         arrays = self.arrays(target.layers)
         tensors = dict(arrays.tensors)
@@ -360,33 +361,57 @@ def _part(document: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return part if isinstance(part, dict) else {}
 
 
-def shipped_for(target: LanguageModel) -> Path | None:
-    """Folder of the head that comes with the package for a target, by whatever name it was loaded; None: there is none.
+def head_for(target: LanguageModel) -> Path | None:
+    """Folder of the head that drafts for a target, by whatever name it was loaded; None: there is none.
 
-    Reads no weights but the samples of those heads that have the target's sizes.
+    The user's own for these very weights comes first; then one that comes with the package; then the user's own for
+    weights that have the same embeddings, such as another quantization. Reads no weights but the samples of those heads
+    that have the target's sizes.
 
     Raises:
         ModelFileError: the package is not whole.
     """
     try:
-        given = feature_model(target)
+        given, mine = feature_model(target), own_head_for(target)
+        own = [folder for folder in own_heads() if _drafts_for(folder, given, known=folder == mine)]
+        if mine in own:
+            return mine
         heads = [head for folder in shipped(SHIPPED) if (head := find_head(folder))]
-        return next((head.folder for head in heads if not head.mismatch(given)), None)
+        return next((head.folder for head in heads if not head.mismatch(given)), own[0] if own else None)
     except (AttributeError, NotImplementedError, UnsupportedModelError):  # it has embeddings of its own kind, or none
         return None
 
 
-def shipped_head(target: LanguageModel) -> DraftHead:
-    """The head that comes with the package for a target, by whatever name it was loaded.
+def _drafts_for(folder: Path, target: FeatureModel, *, known: bool) -> bool:
+    """Whether a head of the user's is for a target; one without a sample of embeddings only if that is known.
+
+    One that cannot be read is for none.
+    """
+    try:
+        head = find_head(folder)
+        return head is not None and not head.mismatch(target) and (known or read_sample(folder) is not None)
+    except (ConfigError, ModelFileError) as error:
+        _warn(f"{error}; or remove it by 'draftree heads remove {folder.name}'")
+        return False
+
+
+@cache
+def _warn(message: str) -> None:
+    """Warn once: heads are looked for at several choices."""
+    warnings.warn(message, DraftreeWarning, stacklevel=3)
+
+
+def load_head_for(target: LanguageModel) -> DraftHead:
+    """The head that drafts for a target (``head_for``).
 
     Raises:
         UnknownNameError: there is none.
-        ModelFileError: the package is not whole.
+        ModelFileError: it cannot be read, or the package is not whole.
     """
-    if folder := shipped_for(target):
+    if folder := head_for(target):
         return load_head(folder, target)
     name = target.capabilities.name
     raise UnknownNameError(
-        f"no draft head comes with draftree for {name}: train one with 'draftree train head --target {name}' and give "
-        "its folder, or use drafter 'auto'"
+        f"there is no draft head for {name}: train one with 'draftree train head {name}', give the folder of one, or "
+        "use drafter 'auto'"
     )

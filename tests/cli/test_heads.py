@@ -1,0 +1,133 @@
+"""``draftree heads``, and heads that are trained without naming a place: drafter auto finds them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from draftree.artifacts import locked
+from draftree.cli.main import run
+from draftree.models.heads import own_heads
+from draftree.models.heads.own_heads import HEAD_RECORD, RECORD
+from draftree.train import eagle_training
+
+from ..tiny_gguf import write
+from .messages import Captured, complaint
+
+PROMPTS = "".join(json.dumps({"kind": "test", "prompt": f"the cat {n} in the hat"}) + "\n" for n in range(12))
+TRAINING = "--max-tokens 12 --held-out 2 --vocabulary 40 --batch 2 --no-bf16 --responses 1".split()
+
+
+@pytest.fixture
+def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A model's file, beside prompts and the folder of heads."""
+    (tmp_path / "prompts.jsonl").write_text(PROMPTS)
+    monkeypatch.setattr(own_heads, "heads_folder", lambda: tmp_path / "heads")
+    return str(write(tmp_path / "model.gguf", layers=3, hidden=64, heads=2, kv_heads=1, context=2048))
+
+
+def train(target: str, folder: Path, *more: str) -> int:
+    return run(["train", "head", target, "--prompts", str(folder / "prompts.jsonl"), *TRAINING, *more])
+
+
+def drafter(target: str, capsys: Captured) -> str:
+    """What auto stands for."""
+    capsys.readouterr()
+    assert run(["info", target]) == 0
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("drafter auto"))
+    return line.removeprefix("drafter auto").strip()
+
+
+def test_a_head_is_trained_found_checked_and_removed(target: str, tmp_path: Path, capsys: Captured) -> None:
+    assert not drafter(target, capsys).startswith("lookup+head")
+    assert train(target, tmp_path, "--steps", "4") == 0
+    assert "drafter auto finds it" in capsys.readouterr().out
+    (folder,) = own_heads.own_heads()
+    assert drafter(target, capsys).startswith("lookup+head")
+
+    assert run(["heads"]) == 0
+    line = capsys.readouterr().out.splitlines()[0]
+    assert line.startswith(f"{folder.name}  for {target}, MAL ") and "on 2 responses kept apart" in line
+    assert run(["heads", "check", "model"]) == 0
+    assert capsys.readouterr().out.startswith(f"{folder.name}: MAL ")
+    assert run(["heads", "remove", "mod"]) == 0
+    assert not folder.exists() and not drafter(target, capsys).startswith("lookup+head")
+    capsys.readouterr()
+    assert run(["heads", "check", "model"]) == run(["heads", "remove", "smollm2"]) == 2
+
+
+def test_a_head_that_is_being_trained_is_not_removed(target: str, tmp_path: Path, capsys: Captured) -> None:
+    folder = tmp_path / "heads" / "model-1"
+    with locked(folder, "it", folder=True):
+        assert run(["heads", "remove", "model"]) == 2
+    assert str(folder) in complaint(capsys) and folder.exists()
+
+
+def test_of_responses_and_steps_what_is_better_stays(
+    target: str, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps at an absurd rate ruin a head: that of the regression is kept."""
+    assert train(target, tmp_path, "--steps", "1", "--learning-rate", "1e-9") == 0
+    (folder,) = own_heads.own_heads()
+    kept = HEAD_RECORD.read(folder / RECORD)
+    assert run(["heads", "remove", "model"]) == 0
+    monkeypatch.setattr(eagle_training, "_EVERY", 0.0)
+    assert train(target, tmp_path, "--steps", "6", "--learning-rate", "0.99") == 0
+    found = HEAD_RECORD.read(folder / RECORD)
+    assert found.mal >= kept.mal and found.held_out == kept.held_out == 2
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from draftree.cli.main import run
+from draftree.models.heads import own_heads
+from draftree.train import eagle_fit
+
+steps, (place, *words) = eagle_fit.Fit.run, sys.argv[1:]
+own_heads.heads_folder = lambda: Path(place)
+
+def killed(fit):
+    for done in steps(fit):
+        if done == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield done
+
+eagle_fit.Fit.run = killed
+run(words)
+"""
+
+
+def test_killed_it_leaves_a_head_and_goes_on(target: str, tmp_path: Path, capsys: Captured) -> None:
+    words = ["train", "head", target, "--prompts", str(tmp_path / "prompts.jsonl"), *TRAINING, "--steps", "6"]
+    command = [sys.executable, "-c", KILLED, str(tmp_path / "heads"), *words]
+    done = subprocess.run(command, capture_output=True, env=os.environ)  # noqa: S603 - our own program
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert drafter(target, capsys).startswith("lookup+head")
+    assert run(words) == 0
+    (folder,) = own_heads.own_heads()
+    resumed = {name: (folder / name).read_bytes() for name in ("config.json", "figures.json", "model.safetensors")}
+    assert run(["heads", "remove", "model"]) == run(words) == 0
+    assert {name: (folder / name).read_bytes() for name in resumed} == resumed
+
+
+def test_another_model_under_the_same_name_is_not_trained_on_from_there(
+    target: str, tmp_path: Path, capsys: Captured
+) -> None:
+    assert (
+        train(target, tmp_path, "--steps", "1")
+        == train(target, tmp_path, "--steps", "1", "--out", out := str(tmp_path / "out"))
+        == 0
+    )
+    write(Path(target), layers=3, hidden=64, heads=2, kv_heads=1, context=2048, seed=1)
+    assert not drafter(target, capsys).startswith("lookup+head")
+    assert train(target, tmp_path, "--steps", "1", "--out", out) == 2
+    assert out in complaint(capsys)
+    assert train(target, tmp_path, "--steps", "1") == 0
+    assert len(own_heads.own_heads()) == 2 and drafter(target, capsys).startswith("lookup+head")
