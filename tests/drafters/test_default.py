@@ -85,10 +85,12 @@ def test_it_drafts_for_a_slow_target(target: NativeModel) -> None:
 
 
 @pytest.mark.usefixtures("slow")
-def test_beside_a_head_it_drafts_for_a_method_that_weighs_both(
+def test_beside_a_head_of_the_users_it_drafts_for_a_method_that_weighs_both(
     target: NativeModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(default, "head_for", lambda target: tmp_path)
+    assert stands_for(target) == "lookup+head"
+    monkeypatch.setattr(default, "own_heads", lambda: [tmp_path])
     assert stands_for(target) == f"lookup+head+{DEFAULT_MODEL}"
     assert (stands_for(target, "static"), stands_for(target, learning=False)) == ("lookup+head", "head")
     monkeypatch.setattr(default, "_second_token", lambda target: 0.9)

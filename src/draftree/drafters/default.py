@@ -10,6 +10,7 @@ from ..installation import install_data
 from ..models.base import LanguageModel
 from ..models.cost_profile import profile_of
 from ..models.heads.head_folder import head_for
+from ..models.heads.own_heads import own_heads
 from ..models.heads.published_heads import published_for
 from ..models.model_files import DEFAULT_MODEL, gguf_path
 from ..models.native.native_model import UnloadedModel, unloaded
@@ -27,17 +28,18 @@ def resolved(
     """What "auto" stands for: the best that is there for a target. Any other drafter stands for itself.
 
     It is the drafter that the policy was made for, if it was made for one that is there. Else lookup drafts, with the
-    target's head if there is one, and the model that ships if that is expected to pay (``default_pays``). A policy that
-    weighs costs leaves out what does not pay as it decodes: it gets both, but no head where a second token in a pass
-    costs more than heads gain. Any other gets the head. Without ``learning`` the head or the model drafts alone.
+    target's head, but not for a policy that weighs costs where a second token in a pass costs more than heads gain; and
+    with the model that ships where that is expected to pay (``default_pays``) and no head drafts, or one of the user's
+    own, whose training may have been short: then a policy that weighs costs leaves out what does not pay as it decodes.
+    Without ``learning`` the head or the model drafts alone.
     """
     if str(drafter) != AUTO:
         return drafter
-    has_head, weighs = head_for(target) is not None, bool(policy.report)
-    if policy.made_for is not None and (has_head or policy.made_for.drafter != "head"):
+    head, weighs = head_for(target), bool(policy.report)
+    if policy.made_for is not None and (head or policy.made_for.drafter != "head"):
         return DrafterSpec.parse(policy.made_for.drafter)
-    models = ["head"] if has_head and not (weighs and _second_token(target) > _RIGHT) else []
-    if (weighs or not models) and default_pays(target):
+    models = ["head"] if head and not (weighs and _second_token(target) > _RIGHT) else []
+    if (not models or (weighs and head in own_heads())) and default_pays(target):
         models.append(DEFAULT_MODEL)
     return DrafterSpec.parse("+".join([LOOKUP, *models]) if learning else (models or [LOOKUP])[0])
 

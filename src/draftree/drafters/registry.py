@@ -63,7 +63,7 @@ SOURCES: Mapping[str, Callable[[LanguageModel], DraftSource | LanguageModel]] = 
 }
 """Names, and what makes a source for a target, or a model whose passes one reads."""
 DRAFTERS = {
-    AUTO: "lookup+head+smollm2, without what is not there or is not expected to pay",
+    AUTO: "lookup+head where a head comes; else lookup+head+smollm2, less what is not there or is not expected to pay",
     "lookup": "continuations of earlier occurrences in prompt and output; no model",
     "head": "a layer trained on the target's hidden states: yours, or that of smollm2 or Qwen2.5-Coder-1.5B",
     SELF: "the target drafts for itself: every draft is accepted; for tests",
