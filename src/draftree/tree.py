@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import compress, count
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,7 +76,7 @@ class DraftTree:
 
     def children(self, node: int) -> list[int]:
         """Numbers of the children of ``node`` (ROOT for the root), in rank order."""
-        return [child for child, parent in enumerate(self.parents) if parent == node]
+        return [*compress(count(), map(node.__eq__, self.parents))]
 
     def follow(self, drawn: Sequence[int]) -> tuple[list[int], list[int]]:
         """Walk down along what was drawn at the root and then at each node; of equal siblings to the first.

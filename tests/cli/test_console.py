@@ -98,7 +98,7 @@ def test_more_work_than_can_be_done_is_refused(model: str, tmp_path: Path, capsy
     """It looked like a hang."""
     prompts = tmp_path / "prompts"
     prompts.write_text("the cat\n")
-    head = ["train", "head", "--prompts", str(prompts), "--target", model, "--out", str(tmp_path / "head")]
+    head = ["train", "head", model, "--prompts", str(prompts), "--out", str(tmp_path / "head")]
     assert run([*head, "--rows", "1000000000"]) == 2
     assert "1000" in capsys.readouterr().err
     assert not (tmp_path / "head").exists()
