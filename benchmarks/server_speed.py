@@ -2,8 +2,8 @@
 
     python -m benchmarks.server_speed overhead [--requests 20] [--tokens 64] [--concurrency 1]
     python -m benchmarks.server_speed llama [--kind short|long|turns] [--speculation draft-simple --draft FILE.gguf]
-                                            [--requests 12] [--tokens 64] [--concurrency 8]
-    python -m benchmarks.server_speed batch [--requests 200] [--tokens 64] [--concurrency 8]
+                                            [--requests 20] [--tokens 64] [--concurrency 1]
+    python -m benchmarks.server_speed batch [--requests 200] [--tokens 64] [--concurrency 1]
 
 The first two start ``draftree serve`` (``--target``, ``--drafter``) and send greedy chats by a raw client in a process
 of its own, as closed loops: each of ``--concurrency`` connections sends its next request when the last has ended. Ways
@@ -34,7 +34,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil  # type: ignore[import-untyped]
 
@@ -52,6 +52,7 @@ from .raw_client import Answer, RawClient, raw_client
 from .server_load import served
 
 Body = dict[str, Any]
+T = TypeVar("T")
 
 _CHATS = "/v1/chat/completions"
 _LONG = 8000
@@ -68,9 +69,11 @@ def chat(texts: Sequence[str], tokens: int) -> Body:
     return body | {"stream_options": {"include_usage": True}}
 
 
-def in_groups(questions: Sequence[str], size: int) -> list[tuple[str, ...]]:
-    """So many questions together; those that fill no group are left out."""
-    return [*zip(*[iter(questions)] * size, strict=False)]
+def in_groups(prompts: Sequence[T], size: int) -> list[tuple[T, ...]]:
+    """So many prompts together; those that fill no group are left out."""
+    if len(prompts) < size:
+        sys.exit(f"there are {len(prompts)} prompts, and a round has {size}: use more --requests or less --concurrency")
+    return [*zip(*[iter(prompts)] * size, strict=False)]
 
 
 def overhead(args: argparse.Namespace) -> bool:
@@ -228,9 +231,7 @@ def _rounds(
 ) -> tuple[dict[str, list[float]], dict[str, list[Answer]]]:
     """The seconds of each round by each way, and its answers; the first round warms up."""
     seconds, answers = defaultdict[str, list[float]](list), defaultdict[str, list[Answer]](list)
-    chats = _chats(args)
-    size = args.concurrency * _EACH
-    groups = [chats[at : at + size] for at in range(0, len(chats) - size + 1, size)]
+    groups = in_groups(_chats(args), args.concurrency * _EACH)
     for number, group in enumerate([groups[0], *groups]):
         for name in (*list(ways)[number % len(ways) :], *list(ways)[: number % len(ways)]):
             way, texts = ways[name], [[turns[0]] for turns in group]
@@ -305,7 +306,9 @@ def main() -> None:
     parser.add_argument("what", choices=what)
     parser.add_argument("--target", default=DEFAULT_MODEL)
     parser.add_argument("--drafter", default="auto")
-    parser.add_argument("--requests", type=int, default=20)
+    parser.add_argument(
+        "--requests", type=int, help="by default 20, or 8 a connection where that is more; of batch 200"
+    )
     parser.add_argument("--concurrency", type=int, default=1)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--kind", choices=("short", "long", "turns"), default="short")
@@ -313,6 +316,7 @@ def main() -> None:
     parser.add_argument("--draft", default="", help="the model that drafts for llama.cpp")
     parser.add_argument("--threads", type=int, default=psutil.cpu_count(logical=False))
     args = parser.parse_args()
+    args.requests = args.requests or (200 if args.what == "batch" else max(20, 8 * args.concurrency))
     sys.exit(not what[args.what](args))
 
 

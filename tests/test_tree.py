@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -83,3 +84,11 @@ def test_columns_that_are_no_tree_in_level_order_are_refused(parents: list[int],
     n = len(parents)
     with pytest.raises(ValueError, match="level order|lengths"):
         DraftTree([*range(n)], parents, depths, [0.0] * n, [0.0] * n)
+
+
+@pytest.mark.parametrize("column", range(5))
+def test_a_column_that_is_an_array_is_refused(column: int) -> None:
+    columns: list[Any] = [[3], [ROOT], [1], [-0.5], [0.0]]
+    columns[column] = np.array(columns[column])
+    with pytest.raises(ValueError, match=r"tolist\(\)"):
+        DraftTree(*columns)

@@ -34,7 +34,7 @@ class DraftTree:
         part: number of the source that drafted it in its ensemble.
 
     Raises:
-        ValueError: the columns do not describe a tree in level order.
+        ValueError: a column is no list, or they do not describe a tree in level order.
     """
 
     tokens: list[int]
@@ -45,9 +45,14 @@ class DraftTree:
     part: int = 0
 
     def __post_init__(self) -> None:
-        n, parents, depths = len(self.tokens), self.parents, self.depths
-        if not n == len(parents) == len(depths) == len(self.path_logprobs) == len(self.entropies):
-            raise ValueError(f"the columns of a tree of {n} tokens have other lengths: give one entry for each node")
+        parents, depths = self.parents, self.depths
+        columns: Sequence[Sequence[float]] = (self.tokens, parents, depths, self.path_logprobs, self.entropies)
+        if {*map(type, columns)} != {list}:
+            raise ValueError("the columns of a tree are not all lists: give arrays as array.tolist()")
+        if len({*map(len, columns)}) > 1:
+            raise ValueError(
+                f"the columns of a tree of {len(self.tokens)} tokens have other lengths: give one entry for each node"
+            )
         levels = [*depths, 0]  # ROOT reads the last
         for node, (parent, depth) in enumerate(zip(parents, depths, strict=True)):
             if not (ROOT <= parent < node and depth == levels[parent] + 1 and depth >= levels[node - 1]):

@@ -10,30 +10,11 @@ import pytest
 
 from benchmarks import server_load
 
-from .. import tiny_gguf
-
-SMALL = "--requests 12 --tokens 4 --concurrency 6".split()
+from .conftest import Printed
 
 
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_gguf.write(tmp_path_factory.mktemp("model") / "tiny.gguf", context=16384)
-
-
-def printed(arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
-    """What a run prints that finds nothing wrong."""
-    monkeypatch.setattr("sys.argv", ["server_load", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        server_load.main()
-    found = capsys.readouterr().out
-    assert ended.value.code == 0, found
-    return found
-
-
-def test_a_soak_has_all_figures(
-    target: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = printed(["soak", "--target", str(target), "--minutes", "0.03", *SMALL], monkeypatch, capsys)
+def test_a_soak_has_all_figures(roomy: Path, printed: Printed) -> None:
+    out = printed(server_load, f"soak --target {roomy} --minutes 0.03 --requests 12 --tokens 4 --concurrency 6")
     table = dict(line.split("  ", 1) for line in out.splitlines())
     figures = {name: [float(n) for n in re.findall(r"\d+(?:\.\d+)?", figure)] for name, figure in table.items()}
     requests, ended = figures["requests"][0], figures["ended, left by their clients"]

@@ -126,19 +126,22 @@ class HeadTraining:
                 for part in _PARTS:
                     before = data.tokens
                     self._collect(part, report)
-                    if part < 1 and data.tokens > before and (learned := self._responses()[0]):
-                        self._publish(self._fit(learned, begun))
-        if not (learned := self._responses()[0]):
+                    if part < 1 and data.tokens > before:
+                        learned, apart = self._responses()
+                        if learned:
+                            self._publish(self._fit(learned, begun), apart)
+        learned, apart = self._responses()
+        if not learned:
             raise RunError(
                 f"no responses to learn from: {len(data.prompts)} prompts, of which {limits.held_out} are kept apart "
                 "and others gave less than two tokens: give more prompts or --hours"
             )
         fit, spent = self._fit(learned, begun), time.monotonic() - began
         if not fit.resume(checkpoint):
-            self._publish(fit)
+            self._publish(fit, apart)
             if limits.steps is None:
                 fit.steps = self._affordable(fit, learned, seconds - spent)
-        return self._train(fit, checkpoint, stage, min(spent, seconds))
+        return self._train(fit, apart, checkpoint, stage, min(spent, seconds))
 
     def _collect(self, part: float, report: ProgressReport) -> None:
         """Draw responses in so much of the time for them."""
@@ -185,10 +188,10 @@ class HeadTraining:
         except (FileNotFoundError, ConfigError):
             return None
 
-    def _publish(self, fit: Fit) -> HeadRecord:
+    def _publish(self, fit: Fit, apart: Sequence[Response]) -> HeadRecord:
         """Write the head as the fit has it, unless the one that is there is right more often; the record of the better
         one."""
-        apart, there = self._responses()[1], self._record()
+        there = self._record()
         record = HeadRecord(fit.done, len(apart), evaluate(fit.network, fit.frozen, apart, self.recipe.batch))
         if there is not None and there.held_out == len(apart) and there.mal > record.mal:
             return there
@@ -214,7 +217,7 @@ class HeadTraining:
         init = None if network is None else fingerprint(network.parameters())
         return hashlib.sha256(json.dumps([*parts, init]).encode()).hexdigest()
 
-    def _train(self, fit: Fit, checkpoint: Path, stage: Stage, spent: float) -> HeadRecord:
+    def _train(self, fit: Fit, apart: Sequence[Response], checkpoint: Path, stage: Stage, spent: float) -> HeadRecord:
         """Do the steps that are left; every few minutes a checkpoint and the head keep what is done."""
         fit.save(checkpoint)
         saved, seconds = time.monotonic(), self.limits.hours * 3600
@@ -225,10 +228,10 @@ class HeadTraining:
                     report(round(spent + pace * done), note)
                     if time.monotonic() - saved >= _EVERY:
                         fit.save(checkpoint)
-                        note, saved = _note(self._publish(fit)), time.monotonic()
+                        note, saved = _note(self._publish(fit, apart)), time.monotonic()
         finally:
             fit.save(checkpoint)
-        return self._publish(fit)
+        return self._publish(fit, apart)
 
 
 def _note(record: HeadRecord | None) -> str:
