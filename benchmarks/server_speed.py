@@ -150,9 +150,11 @@ def _by_llama(args: argparse.Namespace, speculation: str) -> Iterator[tuple[str,
     process = processes.Process(target=_serve_by_llama, args=(args, speculation, theirs))
     process.start()
     theirs.close()
-    yield ours.recv(), psutil.Process(process.pid)
-    ours.close()
-    process.join()
+    try:
+        yield ours.recv(), psutil.Process(process.pid)
+    finally:
+        ours.close()
+        process.join()
 
 
 def _serve_by_llama(args: argparse.Namespace, speculation: str, pipe: Connection) -> None:
