@@ -45,8 +45,10 @@ def named_head(name: str, others: Sequence[Path] = ()) -> Path:
     folders = [*own_heads(), *others]
     found = [f for f in folders if f.name == name] or [f for f in folders if name and f.name.startswith(name)]
     if len(found) != 1:
-        names = ", ".join(f.name for f in found or folders) or "there are none"
-        raise UnknownNameError(f"{'several heads begin with' if found else 'no head'} {name!r}: name one ({names})")
+        what = "several heads begin with" if found else "no head" if others else "you have no head"
+        names = ", ".join(f.name for f in found or folders)
+        way_out = f"name one ({names})" if names else "train one with 'draftree train head MODEL'"
+        raise UnknownNameError(f"{what} {name!r}: {way_out}")
     return found[0]
 
 
