@@ -79,6 +79,15 @@ def test_what_a_process_writes_no_other_writes(folder: bool, tmp_path: Path) -> 
     assert [*tmp_path.rglob("*")] == ([path] if folder else [])
 
 
+def test_what_a_killed_process_was_writing_is_removed_by_the_next_one(tmp_path: Path) -> None:
+    lost = tmp_path / "folder" / "work" / f".file.{2**22}.part"
+    lost.parent.mkdir(parents=True)
+    lost.touch()
+    write_whole(lost.parent / "file", "whole")
+    with locked(tmp_path / "folder", "it", folder=True):
+        assert [*lost.parent.iterdir()] == [lost.parent / "file"]
+
+
 def test_a_path_need_not_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "file").touch()

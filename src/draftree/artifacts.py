@@ -209,6 +209,10 @@ def locked(path: Path, what: str, *, folder: bool) -> Iterator[None]:
                 f"{what} {path} is being written by another process: wait for its end, or name another"
             ) from None
     try:
+        if folder:
+            with contextlib.suppress(OSError):
+                for part in path.rglob(f".*{_PART}"):  # of a process that was killed: only who has the lock writes
+                    part.unlink()
         yield
     finally:
         with contextlib.suppress(OSError):  # Windows removes no open file

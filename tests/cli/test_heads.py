@@ -13,7 +13,7 @@ import pytest
 
 from draftree.artifacts import locked
 from draftree.cli.main import run
-from draftree.models.heads import own_heads
+from draftree.models.heads import head_folder, own_heads
 from draftree.models.heads.own_heads import HEAD_RECORD, RECORD
 from draftree.train import eagle_training
 
@@ -67,6 +67,21 @@ def test_a_head_that_is_being_trained_is_not_removed(target: str, tmp_path: Path
     with locked(folder, "it", folder=True):
         assert run(["heads", "remove", "model"]) == 2
     assert str(folder) in complaint(capsys) and folder.exists()
+
+
+def test_training_starts_from_the_head_that_comes_for_a_model(
+    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that a minute of training, whose head ``auto`` prefers, never costs what far more text has taught."""
+    assert train(target, tmp_path, "--steps", "40", "--out", str(shipped := tmp_path / "shipped")) == 0
+    monkeypatch.setattr(head_folder, "shipped", lambda pattern: [shipped])
+    assert train(target, tmp_path, "--steps", "1", "--learning-rate", "1e-9") == 0
+    (folder,) = own_heads.own_heads()
+    assert HEAD_RECORD.read(folder / RECORD).acceptance == HEAD_RECORD.read(shipped / RECORD).acceptance
+    assert "start: the head shipped" in (folder / "README.md").read_text()
+    assert run(["heads", "remove", "model"]) == 0
+    assert train(target, tmp_path, "--steps", "1", "--feed-forward", "32") == 0
+    assert "start: ridge regression" in (folder / "README.md").read_text()
 
 
 def test_of_responses_and_steps_what_is_better_stays(

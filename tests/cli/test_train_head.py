@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -149,10 +150,28 @@ def test_an_interrupted_training_ends_as_an_uninterrupted_one(
         assert (out / name).read_bytes() == (whole / name).read_bytes(), name
 
 
-def test_steps_follow_the_hours(model: str, prompts: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("interrupted", range(5))
+def test_steps_follow_the_hours_in_rounds(
+    interrupted: int, model: str, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Interrupted as a round has drawn its responses, it goes on from what the round before it left."""
     given = asked(model, prompts, tmp_path / "head", "--hours", "0.001")
     given[given.index("--steps") : given.index("--steps") + 2] = []
-    assert run(given) == 0
+    rounds, collect = 0, head_data.HeadData.collect
+
+    def counted(*args: Any, **given: Any) -> None:
+        nonlocal rounds
+        collect(*args, **given)
+        rounds += 1
+        if rounds == interrupted:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(head_data.HeadData, "collect", counted)
+    assert run(given) == (130 if interrupted else 0)
+    assert (tmp_path / "head" / "config.json").exists() is (interrupted != 1)
+    assert not interrupted or run(given) == 0
+    assert rounds == (4 if interrupted == 0 else 5)
+    assert [path.name for path in (tmp_path / "head" / "work").glob("*.pt")] == ["checkpoint-4.pt"]
     assert "steps of 2 responses" in (tmp_path / "head" / "README.md").read_text()
 
 

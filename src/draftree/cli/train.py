@@ -21,6 +21,7 @@ from ..drafters.registry import load_drafter
 from ..drafters.spec import DEFAULT_DRAFTER, NONE, DrafterSpec, learns, read_drafter
 from ..errors import ConfigError, RunError
 from ..models.base import FINAL_STATE
+from ..models.heads.head_folder import EAGLE, shipped_head_for
 from ..models.heads.own_heads import own_head_for
 from ..models.model_files import DEFAULT_MODEL
 from ..models.protocols import feature_model
@@ -128,7 +129,10 @@ class HeadOptions(Checked):
         choices=ARCHITECTURES,
     )
     max_tokens: Annotated[int, Ge(2)] = option("Most tokens of a response.", 160, metavar="N")
-    init: str | None = option("Start from this head, not afresh.", metavar="DIR")
+    init: str | None = option(
+        "Start from this head; without --out by default from the one that comes with draftree, if one does.",
+        metavar="DIR",
+    )
 
 
 @train.command()
@@ -166,6 +170,8 @@ def head(
     texts, files = source.read()
     target = feature_model(compute.load(model))
     folder = _head_folder(own_head_for(target) if out is None else out, architecture)
+    if out is None and start is None and architecture.kind == EAGLE and limits.feed_forward is None:
+        start = shipped_head_for(target)
     read = architecture.features(target) if start is None else read_trained(start, target)[0].features
     target.track_features(read | FINAL_STATE)
     encoded_prompts = encoded(target, texts, raw=source.raw)

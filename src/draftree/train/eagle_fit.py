@@ -185,6 +185,9 @@ def evaluate(network: EagleNetwork, frozen: Frozen, responses: Sequence[Response
 
 _WARM_UP = 0.03
 """Share of the steps in which the learning rate rises."""
+_FIRST_ALONE = 2 / 3
+"""Share of the steps that train the first drafting step alone, of a network that predicts hidden states: such a step
+costs half as much, and what it learns holds for further drafting steps, which read states of the same kind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,7 +199,8 @@ class FitRecipe(Checked):
         learning_rate: its highest; it rises linearly and then falls to 0 along a cosine.
         weight_decay: of matrices.
         clip: largest norm of a gradient.
-        unroll: drafting steps that are trained.
+        unroll: drafting steps that are trained; of a network that predicts hidden states, the first one alone in the
+            first two thirds of the steps.
         decay: weight of each further drafting step.
         feature_weight: of the distance between hidden states beside the cross-entropy, where a network predicts them.
         bf16: compute in bfloat16; the weights stay in float32.
@@ -240,8 +244,9 @@ class Fit:
     Attributes:
         responses: to learn from, at least one.
         steps: of the whole fit.
-        key: identifies the fit; a checkpoint of another one is refused.
+        key: identifies the training; a checkpoint of another one is refused.
         done: steps so far.
+        seconds: that these took, and the fits before this one.
     """
 
     recipe: FitRecipe
@@ -251,6 +256,7 @@ class Fit:
     steps: int
     key: str
     done: int = 0
+    seconds: float = 0.0
     _optimizers: list[torch.optim.Optimizer] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -289,15 +295,18 @@ class Fit:
         """Do the steps that are left, one by one; gives out how many are done."""
         recipe, frozen = self.recipe, self.frozen
         kind = frozen.weight.device.type
+        weight = frozen.weight.bfloat16() if recipe.bf16 else frozen.weight
+        alone = _FIRST_ALONE * self.steps if self.network.predicts_features else 0.0
         self.network.train()
         for batch in self._batches():
             rate = recipe.learning_rate * self._rate(self.done)
             for group in (group for optimizer in self._optimizers for group in optimizer.param_groups):
                 group["lr"] = rate
             with torch.autocast(kind, torch.bfloat16, enabled=recipe.bf16):
-                predicted = unrolled(self.network, frozen.embeddings, batch, recipe.unroll)
+                drafting = 1 if self.done < alone else recipe.unroll
+                predicted = unrolled(self.network, frozen.embeddings, batch, drafting)
                 weights = {"decay": recipe.decay, "feature_weight": recipe.feature_weight}
-                total = loss(self.network, predicted, batch, frozen.weight, frozen.bias, **weights)
+                total = loss(self.network, predicted, batch, weight, frozen.bias, **weights)
             self.network.zero_grad(set_to_none=True)
             total.backward()
             torch.nn.utils.clip_grad_norm_(self.network.parameters(), recipe.clip)
@@ -316,6 +325,8 @@ class Fit:
             "key": self.key,
             "done": self.done,
             "steps": self.steps,
+            "seconds": self.seconds,
+            "responses": [response.number for response in self.responses],
             "network": self.network.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
         }
@@ -324,7 +335,7 @@ class Fit:
         write_whole(path, content.getbuffer())
 
     def resume(self, path: Path) -> bool:
-        """Go on from a checkpoint; false where there is none.
+        """Go on from a checkpoint, with the responses that it learned from; false where there is none.
 
         Raises:
             ConfigError: it is of another fit, or cannot be read.
@@ -338,7 +349,9 @@ class Fit:
             self.network.load_state_dict(state["network"])
             for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
                 optimizer.load_state_dict(saved)
-            self.done, self.steps = state["done"], state["steps"]
+            there = {response.number: response for response in self.responses}
+            self.responses = [there[number] for number in state["responses"]]
+            self.done, self.steps, self.seconds = state["done"], state["steps"], state["seconds"]
         except (OSError, RuntimeError, EOFError, KeyError, ValueError, pickle.UnpicklingError):
             raise ConfigError(
                 f"checkpoint {path} is damaged, or of a training with other responses or settings: repeat that one to "

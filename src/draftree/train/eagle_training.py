@@ -38,11 +38,12 @@ many are done."""
 
 RESPONSE_SHARE = 0.6
 """Of the hours: for drawing responses; the rest is for the fit."""
-_PARTS = (0.1, 0.4, 1.0)
-"""Of the responses after which a head is made: the first one within minutes."""
+_ROUNDS = (0.125, 0.25, 0.5, 1.0)
+"""Of the hours: after each a round of responses and steps ends. So a training that is stopped early leaves a head that
+is nearly as good as one with that little time from the start."""
 _MOST_EPOCHS = 12
-_TIMED = 6
-"""Steps that are timed to see how many fit the hours."""
+_TIMED = 7
+"""Steps that are done to see how many fit the hours; the first one is not timed."""
 _EVERY = 120.0
 """Seconds between checkpoints."""
 
@@ -57,7 +58,7 @@ class TrainingLimits(Checked):
         steps: of the fit; None: as many as fit the hours.
         held_out: prompts that are kept apart for the figures.
         vocabulary: tokens of the draft vocabulary.
-        feed_forward: width of a new head's MLP; None: the target's.
+        feed_forward: width of a new head's MLP; None: half the target's.
         packed: keep its matrices in Q4_1.
         responses: to a prompt, if the tokens and the hours allow.
         rows: responses that are drawn together.
@@ -73,7 +74,7 @@ class TrainingLimits(Checked):
     steps: Count | None = option("Training steps; by default what fits the hours.", metavar="N")
     held_out: Whole = option("Prompts kept apart, for the figures.", 32, metavar="N")
     vocabulary: Count = option("Tokens that the head drafts; the text's own come on top.", 8192, metavar="N")
-    feed_forward: Count | None = option("Width of the head's MLP; by default the target's.", metavar="N")
+    feed_forward: Count | None = option("Width of the head's MLP; by default half the target's.", metavar="N")
     packed: bool = option("Keep its matrices in 5 bits a weight, not in half precision.", False)
     responses: Count = option("Most responses to a prompt; further ones are sampled.", 4, metavar="N")
     rows: Annotated[int, Interval(ge=1, le=MAX_ROWS)] = option(
@@ -103,12 +104,12 @@ class HeadTraining:
     init: Path | None = None
 
     def run(self, stage: Stage) -> HeadRecord:
-        """All stages; the record of the head in ``out``.
+        """All rounds; the record of the head in ``out``.
 
-        From the first part of the responses on there is one, the best so far.
+        From the first regression on there is one, the best so far.
 
         Args:
-            stage: reports the progress of each stage.
+            stage: reports the progress.
 
         Raises:
             ConfigError: what is there belongs to another training, the head to start from is not for this target, or
@@ -119,35 +120,33 @@ class HeadTraining:
         if limits.packed and self.architecture.kind != EAGLE:
             raise ConfigError("an EAGLE-3 head is for other servers too, which read no Q4_1: leave --packed out")
         begun = None if self.init is None else read_trained(self.init, self.target)
-        seconds, began = limits.hours * 3600, time.monotonic() - data.seconds
-        checkpoint = data.folder / "checkpoint.pt"
-        if not checkpoint.exists():
-            with stage("drawing responses, seconds", round(seconds), round(data.seconds)) as report:
-                for part in _PARTS:
-                    before = data.tokens
-                    self._collect(part, report)
-                    if part < 1 and data.tokens > before:
-                        learned, apart = self._responses()
-                        if learned:
-                            self._publish(self._fit(learned, begun), apart)
-        learned, apart = self._responses()
-        if not learned:
+        rounds = _ROUNDS if limits.steps is None and self.architecture.kind == EAGLE else (1.0,)
+        checkpoints = [data.folder / f"checkpoint-{number}.pt" for number in range(1, len(rounds) + 1)]
+        first = max((at for at, path in enumerate(checkpoints) if path.exists()), default=0)
+        fit = record = None
+        with stage("training a head, seconds", round(limits.hours * 3600), round(data.seconds)) as report:
+            for part, checkpoint in [*zip(rounds, checkpoints, strict=True)][first:]:
+                if not checkpoint.exists():
+                    self._collect(part, report, fit)
+                learned, apart = self._responses()
+                if learned:
+                    fit = self._fit(learned, begun, fit)
+                    record = self._round(fit, apart, part * limits.hours * 3600, checkpoint, report)
+                    for done in checkpoints[: checkpoints.index(checkpoint)]:
+                        done.unlink(missing_ok=True)
+        if record is None:
             raise RunError(
                 f"no responses to learn from: {len(data.prompts)} prompts, of which {limits.held_out} are kept apart "
                 "and others gave less than two tokens: give more prompts or --hours"
             )
-        fit, spent = self._fit(learned, begun), time.monotonic() - began
-        if not fit.resume(checkpoint):
-            self._publish(fit, apart)
-            if limits.steps is None:
-                fit.steps = self._affordable(fit, learned, seconds - spent)
-        return self._train(fit, apart, checkpoint, stage, min(spent, seconds))
+        return record
 
-    def _collect(self, part: float, report: ProgressReport) -> None:
-        """Draw responses in so much of the time for them."""
+    def _collect(self, part: float, report: ProgressReport, fit: Fit | None) -> None:
+        """Draw responses in so much of the time for them, behind the fit of the round before."""
         limits, data = self.limits, self.data
         share, seconds = part * (1.0 if limits.steps else RESPONSE_SHARE), limits.hours * 3600
-        began, note = time.monotonic() - data.seconds, _note(self._record())
+        began = time.monotonic() - data.seconds - (fit.seconds if fit else 0.0)
+        note = _note("drawing responses", self._record())
         data.collect(
             self.target,
             tokens=math.ceil(part * limits.tokens),
@@ -162,22 +161,24 @@ class HeadTraining:
         """Those to learn from, and those kept apart, that have a token to predict."""
         return [[r for r in part if r.gained > 1] for part in self.data.split(self.limits.held_out)]
 
-    def _fit(self, learned: list[Response], begun: tuple[EagleNetwork, Tensor | None] | None) -> Fit:
-        """The fit at its start, from a network or from ridge regression, and the draft vocabulary."""
-        network, vocabulary = begun or (None, None)
+    def _fit(
+        self, learned: list[Response], begun: tuple[EagleNetwork, Tensor | None] | None, before: Fit | None
+    ) -> Fit:
+        """A round's fit at its start, from the network of the round before, the one to begin with, or ridge regression;
+        and its draft vocabulary."""
+        network, vocabulary = (before.network, None) if before else begun or (None, None)
         if vocabulary is None:
             vocabulary = draft_vocabulary(learned, self.target.capabilities.vocab_size, self.limits.vocabulary)
         device, every = self.target.capabilities.device, torch.arange(self.target.capabilities.vocab_size)
         weight, bias = self.target.output_rows(vocabulary.to(device))
-        embeddings = self.target.embeddings(every.to(device))
-        frozen = Frozen(
-            embeddings.float(), vocabulary.to(device), weight.float(), None if bias is None else bias.float()
-        )
-        key = self._key(learned, vocabulary, network)
+        embeddings = before.frozen.embeddings if before else self.target.embeddings(every.to(device)).float()
+        frozen = Frozen(embeddings, vocabulary.to(device), weight.float(), None if bias is None else bias.float())
+        key = self._key(None if begun is None else begun[0])
         if network is None:
-            seed_and_width = self.recipe.seed, self.limits.feed_forward
-            network = self.architecture.begin(self.target, frozen, vocabulary, learned, *seed_and_width)
-        return Fit(self.recipe, network.to(device), frozen, learned, self.limits.steps or 1, key)
+            width = self.limits.feed_forward or -(-self.target.layer_sizes.feed_forward // 64) * 32
+            network = self.architecture.begin(self.target, frozen, vocabulary, learned, self.recipe.seed, width)
+        spent = before.seconds if before else 0.0
+        return Fit(self.recipe, network.to(device), frozen, learned, self.limits.steps or 1, key, seconds=spent)
 
     def _record(self) -> HeadRecord | None:
         """Of the head that is there; None: there is none, whole."""
@@ -200,43 +201,51 @@ class HeadTraining:
         write_whole(self.out / "README.md", _card(self, fit, record))
         return record
 
-    def _affordable(self, fit: Fit, learned: list[Response], seconds: float) -> int:
+    def _affordable(self, fit: Fit, seconds: float) -> int:
         """Steps that fit the time, by timing some on a copy; at least one, and no more than some rounds of the data."""
-        trial = Fit(self.recipe, deepcopy(fit.network), fit.frozen, learned, _TIMED, "").run()
+        trial = Fit(self.recipe, deepcopy(fit.network), fit.frozen, fit.responses, _TIMED, "").run()
         next(trial)  # allocates memory and chooses kernels
         began = time.monotonic()
         timed = sum(1 for _ in trial)
-        most = _MOST_EPOCHS * -(-len(learned) // self.recipe.batch)
+        most = _MOST_EPOCHS * -(-len(fit.responses) // self.recipe.batch)
         return max(1, min(most, int(seconds * timed / (time.monotonic() - began))))
 
-    def _key(self, learned: list[Response], vocabulary: Tensor, network: EagleNetwork | None) -> str:
-        """Identifies the fit: settings, responses, and the network that it starts from."""
+    def _key(self, network: EagleNetwork | None) -> str:
+        """Identifies the training: settings, responses that may be drawn, and the network that it starts from."""
         data = [asdict(self.data.recipe), *self.data.tracked.layers]
-        sizes = self.limits.steps, self.limits.feed_forward
-        parts = [asdict(self.recipe), sizes, data, vocabulary.tolist(), [r.number for r in learned]]
+        sizes = self.limits.steps, self.limits.feed_forward, self.limits.vocabulary, self.limits.held_out
         init = None if network is None else fingerprint(network.parameters())
-        return hashlib.sha256(json.dumps([*parts, init]).encode()).hexdigest()
+        return hashlib.sha256(json.dumps([asdict(self.recipe), sizes, data, init]).encode()).hexdigest()
 
-    def _train(self, fit: Fit, apart: Sequence[Response], checkpoint: Path, stage: Stage, spent: float) -> HeadRecord:
-        """Do the steps that are left; every few minutes a checkpoint and the head keep what is done."""
+    def _round(
+        self, fit: Fit, apart: Sequence[Response], until: float, checkpoint: Path, report: ProgressReport
+    ) -> HeadRecord:
+        """Do the steps of a round, so many as fit the time until its end; every few minutes a checkpoint and the head
+        keep what is done. The record of the head."""
+        seconds, drawing = self.limits.hours * 3600, self.data.seconds
+        if not fit.resume(checkpoint):
+            if self._record() is None:
+                self._publish(fit, apart)
+            if self.limits.steps is None:
+                fit.steps = self._affordable(fit, until - drawing - fit.seconds)
         fit.save(checkpoint)
-        saved, seconds = time.monotonic(), self.limits.hours * 3600
-        pace, note = (seconds - spent) / fit.steps, _note(self._record())
+        saved, note = time.monotonic(), _note("training", self._record())
+        began = saved - fit.seconds
         try:
-            with stage("training, seconds", round(seconds), round(spent + pace * fit.done)) as report:
-                for done in fit.run():
-                    report(round(spent + pace * done), note)
-                    if time.monotonic() - saved >= _EVERY:
-                        fit.save(checkpoint)
-                        note, saved = _note(self._publish(fit, apart)), time.monotonic()
+            for _ in fit.run():
+                fit.seconds = time.monotonic() - began
+                report(round(min(seconds, drawing + fit.seconds)), note)
+                if time.monotonic() - saved >= _EVERY:
+                    fit.save(checkpoint)
+                    note, saved = _note("training", self._publish(fit, apart)), time.monotonic()
         finally:
             fit.save(checkpoint)
         return self._publish(fit, apart)
 
 
-def _note(record: HeadRecord | None) -> str:
-    """What the head that is there reaches, behind the name of a stage."""
-    return "" if record is None else f" (MAL {record.mal:.2f} so far)"
+def _note(what: str, record: HeadRecord | None) -> str:
+    """What is done, and what the head that is there reaches."""
+    return f": {what}" if record is None else f": {what}, MAL {record.mal:.2f} so far"
 
 
 def _card(training: HeadTraining, fit: Fit, record: HeadRecord) -> str:
@@ -250,6 +259,7 @@ def _card(training: HeadTraining, fit: Fit, record: HeadRecord) -> str:
     several = f"; second and further ones to a prompt {further}" if learned[-1].number >= len(data.prompts) else ""
     start = f"the head {training.init.name}" if training.init else training.architecture.start
     distance = f", and {recipe.feature_weight} x smooth L1 of hidden states" if fit.network.predicts_features else ""
+    alone = "; in the first two thirds the first one alone" if fit.network.predicts_features else ""
     return f"""\
 # Draft head for {target}
 
@@ -273,7 +283,7 @@ from: mind them when you pass it on.
 temperatures {first} in turn{several}
 - start: {start}
 - loss: cross-entropy with the target distribution over {len(fit.frozen.weight)} tokens{distance}; {recipe.unroll} \
-drafting steps, each further one weighted {recipe.decay}
+drafting steps, each further one weighted {recipe.decay}{alone}
 - optimiser: Muon (matrices) and AdamW, {record.steps} steps of {recipe.batch} responses, \
 learning rate {recipe.learning_rate:g} falling to 0, weight decay {recipe.weight_decay:g}
 - precision: {"bfloat16, weights float32" if recipe.bf16 else "float32"}

@@ -376,10 +376,19 @@ def head_for(target: LanguageModel) -> Path | None:
         own = [folder for folder in own_heads() if _drafts_for(folder, given, known=folder == mine)]
         if mine in own:
             return mine
-        heads = [head for folder in shipped(SHIPPED) if (head := find_head(folder))]
-        return next((head.folder for head in heads if not head.mismatch(given)), own[0] if own else None)
+        return shipped_head_for(given) or (own[0] if own else None)
     except (AttributeError, NotImplementedError, UnsupportedModelError):  # it has embeddings of its own kind, or none
         return None
+
+
+def shipped_head_for(target: FeatureModel) -> Path | None:
+    """Folder of the head that comes with the package for a target; None: none comes.
+
+    Raises:
+        ModelFileError: the package is not whole.
+    """
+    heads = [head for folder in shipped(SHIPPED) if (head := find_head(folder))]
+    return next((head.folder for head in heads if not head.mismatch(target)), None)
 
 
 def _drafts_for(folder: Path, target: FeatureModel, *, known: bool) -> bool:
