@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
+from torch.nn.utils import parameters_to_vector
 
 from draftree.drafters.draft_model import EagleSource
 from draftree.drafters.grow import TreeDrafter
@@ -102,6 +104,53 @@ def test_resumed_equals_uninterrupted(
     assert list(last.run()) == list(range(stops[-1] + 1, 8))
     for one, two in zip(whole.network.parameters(), last.network.parameters(), strict=True):
         assert torch.equal(one, two)
+
+
+@pytest.mark.parametrize("stops", [(3,), (5, 7), (9, 10)])
+def test_rounds_that_are_resumed_equal_uninterrupted_ones(
+    stops: tuple[int, ...], target: HFModel, learned: list[Response], tmp_path: Path
+) -> None:
+    """Five steps on two responses, then five on all of them."""
+
+    def rounds(fit: Fit, stop: int = 0) -> Fit:
+        for _ in fit.run():
+            if fit.done == stop:
+                return fit
+        if not fit.last:
+            fit.go_on(fit.frozen, learned, last=True)
+            fit.steps = 10
+            return rounds(fit, stop)
+        return fit
+
+    def begun() -> Fit:
+        fit = made(target, learned, 5)
+        fit.responses, fit.last = learned[:2], False
+        return fit
+
+    whole, path = rounds(begun()), tmp_path / "checkpoint.pt"
+    for stop in stops:
+        part = made(target, learned, 5) if path.exists() else begun()
+        part.resume(path)
+        rounds(part, stop).save(path)
+    last = made(target, learned, 5)
+    assert last.resume(path) and last.responses == (learned[:2] if stops[-1] < 5 else learned)
+    assert whole.done == rounds(last).done == 10
+    for one, two in zip(whole.best.parameters(), last.best.parameters(), strict=True):
+        assert torch.equal(one, two)
+
+
+def test_before_the_last_round_the_best_network_is_a_mean_of_the_last_ones(
+    target: HFModel, learned: list[Response]
+) -> None:
+    fit, weights = made(target, learned, 20), list[Tensor]()
+    fit.last = False
+    for _ in fit.run():
+        weights.append(parameters_to_vector(fit.network.parameters()).detach())
+    mean = parameters_to_vector(fit.best.parameters()).detach()
+    away = [float((mean - w).norm()) for w in (*weights, torch.stack(weights[-6:]).mean(0))]
+    assert min(away) == away[-1] < 0.3 * away[19]
+    fit.go_on(fit.frozen, learned, last=True)
+    assert fit.best is fit.network
 
 
 def test_every_response_has_its_turn(target: HFModel, learned: list[Response], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import math
 import pickle
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -185,9 +186,11 @@ def evaluate(network: EagleNetwork, frozen: Frozen, responses: Sequence[Response
 
 _WARM_UP = 0.03
 """Share of the steps in which the learning rate rises."""
+_AVERAGED = 0.2
+"""Share of the steps so far that the average is over, about."""
 _FIRST_ALONE = 2 / 3
-"""Share of the steps that train the first drafting step alone, of a network that predicts hidden states: such a step
-costs half as much, and what it learns holds for further drafting steps, which read states of the same kind."""
+"""Share of a round's steps that train the first drafting step alone, of a network that predicts hidden states: such a
+step costs half as much, and what it learns holds for further drafting steps, which read states of the same kind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,11 +199,11 @@ class FitRecipe(Checked):
 
     Attributes:
         batch: responses of one step.
-        learning_rate: its highest; it rises linearly and then falls to 0 along a cosine.
+        learning_rate: its highest; it rises linearly, and in the last round falls to 0 along a cosine.
         weight_decay: of matrices.
         clip: largest norm of a gradient.
         unroll: drafting steps that are trained; of a network that predicts hidden states, the first one alone in the
-            first two thirds of the steps.
+            first two thirds of a round.
         decay: weight of each further drafting step.
         feature_weight: of the distance between hidden states beside the cross-entropy, where a network predicts them.
         bf16: compute in bfloat16; the weights stay in float32.
@@ -239,14 +242,20 @@ class Frozen:
 
 @dataclass(slots=True, eq=False)
 class Fit:
-    """A fit under way.
+    """A fit under way, in one round or several.
+
+    In the last round the learning rate falls to 0. Before it the rate stays high, so that the next round goes on
+    learning, and an average over the last steps is as right as a network whose rate has fallen.
 
     Attributes:
-        responses: to learn from, at least one.
-        steps: of the whole fit.
+        responses: to learn from in this round, at least one.
+        steps: up to the end of this round.
         key: identifies the training; a checkpoint of another one is refused.
+        last: this round is.
+        start: steps before this round.
         done: steps so far.
-        seconds: that these took, and the fits before this one.
+        seconds: that these took.
+        average: of the network, before the last round.
     """
 
     recipe: FitRecipe
@@ -255,8 +264,11 @@ class Fit:
     responses: Sequence[Response]
     steps: int
     key: str
+    last: bool = True
+    start: int = 0
     done: int = 0
     seconds: float = 0.0
+    average: EagleNetwork | None = None
     _optimizers: list[torch.optim.Optimizer] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -268,6 +280,17 @@ class Fit:
             torch.optim.Muon(matrices, rate, recipe.weight_decay, adjust_lr_fn="match_rms_adamw"),
             torch.optim.AdamW(rest, rate, betas=(0.9, 0.95), weight_decay=0.0),
         ]
+
+    @property
+    def best(self) -> EagleNetwork:
+        """The network to use if the fit ended here."""
+        return self.average or self.network
+
+    def go_on(self, frozen: Frozen, responses: Sequence[Response], *, last: bool) -> None:
+        """Begin the next round."""
+        self.frozen, self.responses, self.last, self.start = frozen, responses, last, self.done
+        if last:
+            self.average = None
 
     def _batch(self, step: int) -> Batch:
         """The responses of a step: neighbours in a random order of all of them."""
@@ -288,15 +311,26 @@ class Fit:
                 yield batch
 
     def _rate(self, step: int) -> float:
-        warm = max(1.0, _WARM_UP * self.steps)
-        return min(1.0, (step + 1) / warm) * 0.5 * (1 + math.cos(math.pi * step / self.steps))
+        """Of the highest learning rate."""
+        steps = self.steps - self.start
+        rise = 1.0 if self.start else min(1.0, (step + 1) / max(1.0, _WARM_UP * steps))
+        return rise * (0.5 * (1 + math.cos(math.pi * (step - self.start) / steps)) if self.last else 1.0)
+
+    @torch.no_grad()
+    def _take_into_average(self) -> None:
+        if self.average is None:
+            self.average = deepcopy(self.network)
+        share = 1 / max(1.0, min(self.done, _AVERAGED * self.done + 1))
+        for mean, weight in zip(self.average.parameters(), self.network.parameters(), strict=True):
+            mean.lerp_(weight, share)
 
     def run(self) -> Iterator[int]:
         """Do the steps that are left, one by one; gives out how many are done."""
         recipe, frozen = self.recipe, self.frozen
         kind = frozen.weight.device.type
         weight = frozen.weight.bfloat16() if recipe.bf16 else frozen.weight
-        alone = _FIRST_ALONE * self.steps if self.network.predicts_features else 0.0
+        share = _FIRST_ALONE if self.network.predicts_features else 0.0
+        alone = self.start + share * (self.steps - self.start)
         self.network.train()
         for batch in self._batches():
             rate = recipe.learning_rate * self._rate(self.done)
@@ -313,6 +347,8 @@ class Fit:
             for optimizer in self._optimizers:
                 optimizer.step()
             self.done += 1
+            if not self.last:
+                self._take_into_average()
             yield self.done
 
     def save(self, path: Path) -> None:
@@ -325,6 +361,9 @@ class Fit:
             "key": self.key,
             "done": self.done,
             "steps": self.steps,
+            "start": self.start,
+            "last": self.last,
+            "average": self.average and self.average.state_dict(),
             "seconds": self.seconds,
             "responses": [response.number for response in self.responses],
             "network": self.network.state_dict(),
@@ -347,11 +386,15 @@ class Fit:
             if state["key"] != self.key:
                 raise ValueError("of another fit")
             self.network.load_state_dict(state["network"])
+            if state["average"]:
+                self.average = deepcopy(self.network)
+                self.average.load_state_dict(state["average"])
             for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
                 optimizer.load_state_dict(saved)
             there = {response.number: response for response in self.responses}
             self.responses = [there[number] for number in state["responses"]]
             self.done, self.steps, self.seconds = state["done"], state["steps"], state["seconds"]
+            self.start, self.last = state["start"], state["last"]
         except (OSError, RuntimeError, EOFError, KeyError, ValueError, pickle.UnpicklingError):
             raise ConfigError(
                 f"checkpoint {path} is damaged, or of a training with other responses or settings: repeat that one to "

@@ -130,7 +130,7 @@ class HeadTraining:
                     self._collect(part, report, fit)
                 learned, apart = self._responses()
                 if learned:
-                    fit = self._fit(learned, begun, fit)
+                    fit = self._fit(learned, begun, fit, last=part == 1)
                     record = self._round(fit, apart, part * limits.hours * 3600, checkpoint, report)
                     for done in checkpoints[: checkpoints.index(checkpoint)]:
                         done.unlink(missing_ok=True)
@@ -162,23 +162,29 @@ class HeadTraining:
         return [[r for r in part if r.gained > 1] for part in self.data.split(self.limits.held_out)]
 
     def _fit(
-        self, learned: list[Response], begun: tuple[EagleNetwork, Tensor | None] | None, before: Fit | None
+        self,
+        learned: list[Response],
+        begun: tuple[EagleNetwork, Tensor | None] | None,
+        before: Fit | None,
+        *,
+        last: bool,
     ) -> Fit:
-        """A round's fit at its start, from the network of the round before, the one to begin with, or ridge regression;
-        and its draft vocabulary."""
-        network, vocabulary = (before.network, None) if before else begun or (None, None)
+        """A round's fit at its start: the one before goes on, or one begins from a network or ridge regression."""
+        network, vocabulary = begun or (None, None)
         if vocabulary is None:
             vocabulary = draft_vocabulary(learned, self.target.capabilities.vocab_size, self.limits.vocabulary)
         device, every = self.target.capabilities.device, torch.arange(self.target.capabilities.vocab_size)
         weight, bias = self.target.output_rows(vocabulary.to(device))
         embeddings = before.frozen.embeddings if before else self.target.embeddings(every.to(device)).float()
         frozen = Frozen(embeddings, vocabulary.to(device), weight.float(), None if bias is None else bias.float())
-        key = self._key(None if begun is None else begun[0])
+        if before:
+            before.go_on(frozen, learned, last=last)
+            return before
+        key = self._key(network)
         if network is None:
             width = self.limits.feed_forward or -(-self.target.layer_sizes.feed_forward // 64) * 32
             network = self.architecture.begin(self.target, frozen, vocabulary, learned, self.recipe.seed, width)
-        spent = before.seconds if before else 0.0
-        return Fit(self.recipe, network.to(device), frozen, learned, self.limits.steps or 1, key, seconds=spent)
+        return Fit(self.recipe, network.to(device), frozen, learned, self.limits.steps or 1, key, last)
 
     def _record(self) -> HeadRecord | None:
         """Of the head that is there; None: there is none, whole."""
@@ -193,10 +199,10 @@ class HeadTraining:
         """Write the head as the fit has it, unless the one that is there is right more often; the record of the better
         one."""
         there = self._record()
-        record = HeadRecord(fit.done, len(apart), evaluate(fit.network, fit.frozen, apart, self.recipe.batch))
+        record = HeadRecord(fit.done, len(apart), evaluate(fit.best, fit.frozen, apart, self.recipe.batch))
         if there is not None and there.held_out == len(apart) and there.mal > record.mal:
             return there
-        save_head(self.out, fit.network, fit.frozen.vocabulary, self.target, packed=self.limits.packed)
+        save_head(self.out, fit.best, fit.frozen.vocabulary, self.target, packed=self.limits.packed)
         HEAD_RECORD.write(self.out / RECORD, record)
         write_whole(self.out / "README.md", _card(self, fit, record))
         return record
@@ -227,7 +233,7 @@ class HeadTraining:
             if self._record() is None:
                 self._publish(fit, apart)
             if self.limits.steps is None:
-                fit.steps = self._affordable(fit, until - drawing - fit.seconds)
+                fit.steps = fit.done + self._affordable(fit, until - drawing - fit.seconds)
         fit.save(checkpoint)
         saved, note = time.monotonic(), _note("training", self._record())
         began = saved - fit.seconds
