@@ -38,9 +38,9 @@ many are done."""
 
 RESPONSE_SHARE = 0.6
 """Of the hours: for drawing responses; the rest is for the fit."""
-_ROUNDS = (0.125, 0.25, 0.5, 1.0)
+_ROUNDS = (0.25, 1.0)
 """Of the hours: after each a round of responses and steps ends. So a training that is stopped early leaves a head that
-is nearly as good as one with that little time from the start."""
+is nearly as good as one with that little time from the start, and the last round loses little."""
 _MOST_EPOCHS = 12
 _TIMED = 7
 """Steps that are done to see how many fit the hours; the first one is not timed."""
