@@ -69,8 +69,9 @@ enum {
 enum {
     INPUT, /* EAGLE-1: [embedding; state] -> what the first layer reads; EAGLE-3: hidden states -> state */
     INPUT_BIAS,
-    FEATURE_NORM, /* of the target's hidden states before INPUT: one vector for all of them side by side */
-    STATE_NORM,   /* EAGLE-3: of the state that the first layer reads */
+    FEATURE_NORM,   /* EAGLE-3: of the target's hidden states before INPUT: one vector for all of them side by side */
+    EMBEDDING_NORM, /* of [embedding; state] each half: EAGLE-3 has both norms, EAGLE-1 may have either */
+    STATE_NORM,
     DRAFT_HEAD_TENSORS,
 };
 
@@ -113,7 +114,7 @@ enum { MOST_FEATURES = 8 };
  * A node's state s is made of hidden states of the target at the token before it, or what the last layer gave at its
  * parent. EAGLE-3: s = INPUT of these hidden states; the first layer's queries, keys and values read [norm(e);
  * norm(s)] for the token embedding e, and its residual is s. EAGLE-1: s is the hidden state, and the first layer reads
- * INPUT [e; s]. */
+ * INPUT [e; s], or of these normed (as a draft layer of Qwen3.5, MTP). */
 typedef struct {
     int32_t fuses_states;          /* 1: EAGLE-3 */
     int32_t features;              /* hidden states of the target that it reads */
@@ -125,7 +126,7 @@ typedef struct {
 } DraftHeadArchitecture;
 
 /* Version of this interface and of the bits that passes compute: part of a cost profile's identity. */
-#define DRAFTREE_VERSION "11"
+#define DRAFTREE_VERSION "12"
 const char *draftree_version(void);
 
 /* Names of the instruction sets that this CPU runs, separated by spaces, the portable one first. */

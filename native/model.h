@@ -95,7 +95,7 @@ typedef struct {
     const Model *target;
     int32_t last_place; /* the last of the hidden states that it reads, among those that the target tracks */
     PackedMatrix input;
-    float *input_bias, *feature_norm, *state_norm;
+    float *input_bias, *feature_norm, *embedding_norm, *state_norm;
     int32_t *tokens; /* [vocabulary] of the output layer */
     uint8_t *known;  /* [tokens of the target] which are among them */
 } DraftHead;

@@ -36,7 +36,8 @@ static const struct {
     [ATTENTION_OUTPUT_BIAS] = {"attention output bias", offsetof(Layer, output_bias), ONE, HIDDEN, 1, 1},
 };
 static const char *const MODEL_NAMES[MODEL_TENSORS] = {"embedding", "output norm", "output"};
-static const char *const DRAFT_HEAD_NAMES[DRAFT_HEAD_TENSORS] = {"input", "input bias", "feature norm", "state norm"};
+static const char *const DRAFT_HEAD_NAMES[DRAFT_HEAD_TENSORS] = {"input", "input bias", "feature norm",
+                                                                 "embedding norm", "state norm"};
 
 /* The shape that a tensor must have: rows x columns. */
 typedef struct {
@@ -44,7 +45,7 @@ typedef struct {
     int optional;
 } Shape;
 
-/* The first layer of EAGLE-3 reads embeddings and states side by side; that of EAGLE-1 may lack a norm. */
+/* The first layer of EAGLE-3 reads embeddings and states side by side; that of any head may lack a norm of its own. */
 static Shape layer_shape(const Model *model, int layer, int tensor) {
     const Architecture *a = &model->architecture;
     const int first = model->draft_head && !layer, joins = first && model->draft_head->architecture.fuses_states;
@@ -62,7 +63,7 @@ static Shape layer_shape(const Model *model, int layer, int tensor) {
     };
     const int pre_norm = tensor == ATTENTION_NORM || tensor == FEED_FORWARD_NORM;
     const int optional =
-        LAYER[tensor].optional || (pre_norm && !model->draft_head) || (tensor == ATTENTION_NORM && first && !joins);
+        LAYER[tensor].optional || (pre_norm && !model->draft_head) || (tensor == ATTENTION_NORM && first);
     return (Shape){sizes[LAYER[tensor].rows], sizes[LAYER[tensor].columns], optional};
 }
 
@@ -84,7 +85,7 @@ static Shape draft_head_shape(const Model *model, int tensor) {
     case INPUT: return (Shape){hidden, draft_head->fuses_states ? features : 2 * hidden, 0};
     case INPUT_BIAS: return (Shape){1, hidden, 1};
     case FEATURE_NORM: return (Shape){1, features, 1};
-    default: return (Shape){1, hidden, !draft_head->fuses_states}; /* STATE_NORM */
+    default: return (Shape){1, hidden, !draft_head->fuses_states}; /* EMBEDDING_NORM, STATE_NORM */
     }
 }
 
@@ -209,6 +210,7 @@ static void lay_out_weights(WeightArena *arena) {
     place_matrix(arena, draft_head_tensor(source, INPUT), &model->draft_head->input);
     place_vector(arena, draft_head_tensor(source, INPUT_BIAS), &model->draft_head->input_bias);
     place_vector(arena, draft_head_tensor(source, FEATURE_NORM), &model->draft_head->feature_norm);
+    place_vector(arena, draft_head_tensor(source, EMBEDDING_NORM), &model->draft_head->embedding_norm);
     place_vector(arena, draft_head_tensor(source, STATE_NORM), &model->draft_head->state_norm);
 }
 

@@ -104,7 +104,7 @@ def try_damaged(arrays: HeadArrays, target: NativeModel, count: int) -> Counter[
         if found.hyperparameters.vocabulary != whole.hyperparameters.vocabulary:
             found = replace(found, tokens=np.zeros(max(0, min(found.hyperparameters.vocabulary, 1 << 25)), np.int32))
         try:
-            head = LoadedHead("head", found, target.loaded)
+            head = LoadedHead(found, target.loaded)
             own = head.open()
             head.learn(own, [5, 9])
             head.extend([own], [2], [5, 9], [-1, 0], [1, 1], [row], [0, 1])
@@ -121,7 +121,7 @@ def main(path: Path, folders: list[Path]) -> None:
         target, head_folder = NativeModel(path, threads=3), find_head(folder)
         assert head_folder is not None
         arrays = head_folder.arrays(target.layers)
-        head = NativeHead(arrays, target, "head")
+        head = NativeHead(describe_head("head", arrays, target), target)
         for seed in range(4):
             walk(head, target, np.random.default_rng(seed))
             found["walks"] += 1

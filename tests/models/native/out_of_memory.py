@@ -156,7 +156,7 @@ def walk(memory: Memory, description: Description, layers: tuple[int, ...], head
     model = Walker(memory, target, "model")
     found, row = model.found, walk_model(model)
     for each in heads:
-        loaded = memory.call("load_head", lambda each=each: LoadedHead("head", each, target))  # type: ignore[misc]
+        loaded = memory.call("load_head", lambda each=each: LoadedHead(each, target))  # type: ignore[misc]
         head = Walker(memory, loaded, "head")
         walk_head(head, row)
         found += head.found

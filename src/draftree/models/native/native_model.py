@@ -263,6 +263,8 @@ class NativeModel(NativeRows[NativeRow]):
     Attributes:
         capabilities: what the file says.
         tokenizer: of the file.
+        description: what the engine computes for the file.
+        draft_layer: tensors of a layer that predicts one token more (``GGUFHeader.draft_layer``).
         threads: that share a pass.
         hidden_size, layers: H of its hidden states, and L, its decoder layers.
         layer_sizes: of these (``FeatureModel.layer_sizes``).
@@ -288,12 +290,12 @@ class NativeModel(NativeRows[NativeRow]):
     ) -> None:
         path, self.threads = Path(path), threads or default_threads()
         header = check_header(path)
-        description = describe(header)
-        sizes = description.hyperparameters
+        self.description, self.draft_layer = describe(header), header.draft_layer
+        sizes = self.description.hyperparameters
         self.hidden_size, self.layers = sizes.hidden, sizes.layers
         self.layer_sizes = LayerSizes(sizes.query_heads, sizes.key_heads, sizes.head_size, sizes.feed_forward)
         self.tokenizer = read_vocabulary(header)
-        self.loaded = _load(header, description, self.threads, tier or "")
+        self.loaded = _load(header, self.description, self.threads, tier or "")
         self.capabilities = _capabilities(
             header,
             sizes,
