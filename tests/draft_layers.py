@@ -1,0 +1,124 @@
+"""A tiny Qwen 3.5 with a draft layer that has learned its target, made of the layers of transformers; and its GGUF file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from transformers import PreTrainedModel, Qwen3_5TextConfig
+from transformers.models.qwen3_5.modeling_qwen3_5 import (
+    Qwen3_5DecoderLayer,
+    Qwen3_5RMSNorm,
+    Qwen3_5TextRotaryEmbedding,
+)
+
+from .checkpoints import checkpoint, converted
+
+PROMPTS = [[(7 * i + 3 * j) % 250 + 3 for j in range(4 + i)] for i in range(4)]
+_TOKENS, _STEPS, _DEPTH = 40, 150, 2
+
+
+class DraftLayer(nn.Module):
+    """The layer behind a target's (vLLM's ``qwen3_5_mtp`` and llama.cpp's graph have the same order of operations)."""
+
+    def __init__(self, config: Qwen3_5TextConfig) -> None:
+        super().__init__()
+        hidden, eps = config.hidden_size, config.rms_norm_eps
+        attends = config.layer_types.index("full_attention")
+        self.layers = nn.ModuleList([Qwen3_5DecoderLayer(config, attends)])
+        self.fc = nn.Linear(2 * hidden, hidden, bias=False)
+        self.pre_fc_norm_embedding, self.pre_fc_norm_hidden = (Qwen3_5RMSNorm(hidden, eps) for _ in range(2))
+        self.norm, self._rotary = Qwen3_5RMSNorm(hidden, eps), Qwen3_5TextRotaryEmbedding(config)
+
+    def forward(self, embeddings: Tensor, states: Tensor) -> Tensor:
+        """[B, n, H] embeddings of tokens and states before them -> [B, n, H] states."""
+        joined = [self.pre_fc_norm_embedding(embeddings), self.pre_fc_norm_hidden(states)]
+        x = self.fc(torch.cat(joined, -1))
+        n = x.shape[1]
+        mask = torch.full((n, n), float("-inf")).triu(1)[None, None]
+        x = self.layers[0](x, self._rotary(x, torch.arange(n)[None]), attention_mask=mask)
+        found: Tensor = self.norm(x)
+        return found
+
+
+class Predictor:
+    """A target and its draft layer.
+
+    Attributes:
+        target, layer: both.
+    """
+
+    def __init__(self, target: PreTrainedModel, layer: DraftLayer) -> None:
+        self.target, self.layer = target, layer
+
+    def states(self, ids: Tensor) -> Tensor:
+        """[B, n, H] the target's, after its last norm."""
+        found: Tensor = self.target.model(ids, use_cache=False).last_hidden_state
+        return found
+
+    @torch.no_grad()
+    def logits(self, text: Sequence[int], further: Sequence[int]) -> Tensor:
+        """[1 + m, V] after a text, and after each of m further tokens that are drafted."""
+        ids = torch.tensor([text])
+        states, found = self.states(ids)[:, :-1], list[Tensor]()
+        for token in (None, *further):
+            if token is not None:
+                ids, states = torch.cat([ids, torch.tensor([[token]])], 1), torch.cat([states, last], 1)
+            last = self.layer(self.target.get_input_embeddings()(ids[:, 1:]), states)[:, -1:]
+            found.append(self.target.get_output_embeddings()(last)[0])
+        return torch.cat(found)
+
+    def learn(self, texts: Tensor) -> None:
+        """Learn what the target says in [B, n] of its texts nearly by heart, also behind its own predictions."""
+        with torch.no_grad():
+            states, embedded = self.states(texts), self.target.get_input_embeddings()(texts[:, 1:])
+            wanted = self.target.get_output_embeddings()(states[:, 1:]).argmax(-1)
+        optimizer = torch.optim.AdamW(self.layer.parameters(), 1e-2, weight_decay=0)
+        for _ in range(_STEPS):
+            before, loss = states[:, :-1], torch.zeros(())
+            for step in range(_DEPTH):
+                after = self.layer(embedded, before)
+                logits = self.target.get_output_embeddings()(after[:, step:])
+                loss = loss + cross_entropy(logits.flatten(0, 1), wanted[:, step:].flatten())
+                before = torch.cat([states[:, : step + 1], after[:, step:-1]], 1)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+
+def predictor(configuration: Qwen3_5TextConfig, folder: Path, *, trained: bool = True) -> tuple[Predictor, Path]:
+    """A target with random weights and its draft layer, and their GGUF file, which llama.cpp's converter makes."""
+    target = checkpoint(configuration, folder)
+    target.requires_grad_(False)
+    torch.manual_seed(1)
+    layer = DraftLayer(configuration)
+    made = Predictor(target, layer)
+    with torch.no_grad():
+        for weight in layer.parameters():
+            weight.normal_(std=0.1)
+    if trained:
+        made.learn(greedy(target))
+    layer.requires_grad_(False)
+    numbers = json.loads((folder / "config.json").read_text()) | {"mtp_num_hidden_layers": 1}
+    (folder / "config.json").write_text(json.dumps(numbers))
+    file = folder / "model.safetensors"
+    own = {f"mtp.{name}": values.contiguous() for name, values in layer.state_dict().items()}
+    save_file(load_file(file) | own, file, {"format": "pt"})
+    return made, converted(folder)[0]
+
+
+@torch.no_grad()
+def greedy(target: PreTrainedModel) -> Tensor:
+    """[B, n] the target's greedy texts behind ``PROMPTS``, cut to equal lengths."""
+    texts = list[Tensor]()
+    for prompt in PROMPTS:
+        ids = torch.tensor([prompt])
+        for _ in range(_TOKENS):
+            ids = torch.cat([ids, target(ids, use_cache=False).logits[:, -1:].argmax(-1)], 1)
+        texts.append(ids[:, :_TOKENS])
+    return torch.cat(texts)
