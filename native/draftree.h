@@ -96,6 +96,7 @@ typedef struct {
     int32_t activation;   /* of the gate: SiLU or GELU (tanh) */
     int32_t query_key_norm;
     int32_t temperature_length; /* positions after which the temperature of attention grows; 0: it never does */
+    int32_t gated_attention;    /* 1: QUERY gives for each head its query, then the gate of what it attends to */
     float norm_epsilon;
     float embedding_scale;
     float attention_scale;    /* of the products of queries and keys */
@@ -125,7 +126,7 @@ typedef struct {
 } DraftHeadArchitecture;
 
 /* Version of this interface and of the bits that passes compute: part of a cost profile's identity. */
-#define DRAFTREE_VERSION "11"
+#define DRAFTREE_VERSION "12"
 const char *draftree_version(void);
 
 /* Names of the instruction sets that this CPU runs, separated by spaces, the portable one first. */
