@@ -76,7 +76,7 @@ void prepare_attention_heads(const Part *part, const Layer *layer, int number) {
     const float *rotations = work->rotation + (int64_t)layer->rope * CHUNK * a->rope_size;
     for (int head = part->thread; head < a->query_heads; head += part->threads)
         for (int i = 0; i < part->count; i++)
-            prepare_attention_head(part, work->query + i * query_size(a) + (int64_t)head * a->head_size,
+            prepare_attention_head(part, work->query + i * gated_query_size(a) + head * gated_head_size(a),
                                    attention_head_bias(layer->query_bias, a, head), layer->query_norm,
                                    rotations + (int64_t)i * a->rope_size);
     /* From the last thread on: the first ones may have had a query head more. */
@@ -125,7 +125,7 @@ static void start_attention(const Part *part, const AttentionItem *item, const L
         const int64_t head = (int64_t)item->head * group + index % group;
         Query *query = &attention->queries[r];
         start_query(&work->nodes[i], layer->window, query);
-        query->query = work->query + i * query_size(a) + head * a->head_size;
+        query->query = work->query + i * gated_query_size(a) + head * gated_head_size(a);
         query->output = work->attended + i * query_size(a) + head * a->head_size;
         last_cell = work->nodes[i].cell > last_cell ? work->nodes[i].cell : last_cell;
         first = query->first < first ? query->first : first;
@@ -145,6 +145,15 @@ static void start_shared(const Part *part, int i, const Layer *layer, int number
     const AttentionItem *item = &part->work->items[i];
     float *scores = part->work->scores + (int64_t)i * item->count * part->work->score_stride;
     start_attention(part, item, layer, number, scores, attention);
+}
+
+/* Dimensions [first, last) of what the queries attend to; the gate of a head lies behind its query. */
+static void sum_values(const Part *part, const Attention *attention, int first, int last) {
+    part->vector->values(&attention->cache, attention->count, attention->queries, first, last);
+    for (int r = 0; part->a->gated_attention && r < attention->count; r++) {
+        const Query *query = &attention->queries[r];
+        part->vector->logistic_gate(query->query + part->a->head_size + first, query->output + first, last - first);
+    }
 }
 
 /* Few queries: every key head's blocks, then its queries, then its dimensions are shared by the threads. */
@@ -177,8 +186,7 @@ static void attend_together(const Part *part, const Layer *layer, int number) {
         start_shared(part, i, layer, number, &attention);
         for (int piece = 0; piece < pieces; piece++, turn++)
             if (turn % threads == part->thread)
-                part->vector->values(&attention.cache, attention.count, attention.queries, size * piece / pieces,
-                                     size * (piece + 1) / pieces);
+                sum_values(part, &attention, size * piece / pieces, size * (piece + 1) / pieces);
     }
 }
 
@@ -198,7 +206,7 @@ static void attend_apart(const Part *part, const Layer *layer, int number) {
                              attention.last_block, attention.scores);
         for (int r = 0; r < attention.count; r++)
             part->vector->softmax(&attention.queries[r]);
-        part->vector->values(&attention.cache, attention.count, attention.queries, 0, part->a->head_size);
+        sum_values(part, &attention, 0, part->a->head_size);
     }
 }
 

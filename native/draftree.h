@@ -97,6 +97,7 @@ typedef struct {
     int32_t activation;   /* of the gate: SiLU or GELU (tanh) */
     int32_t query_key_norm;
     int32_t temperature_length; /* positions after which the temperature of attention grows; 0: it never does */
+    int32_t gated_attention;    /* 1: QUERY gives for each head its query, then the gate of what it attends to */
     float norm_epsilon;
     float embedding_scale;
     float attention_scale;    /* of the products of queries and keys */

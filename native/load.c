@@ -26,6 +26,9 @@ static int check_architecture(const Architecture *a, char message[256]) {
         {"activation", in_range(a->activation, ACTIVATION_SILU, ACTIVATION_GELU_TANH), a->activation},
         {"norm of queries and keys", in_range(a->query_key_norm, NORM_OF_HEADS, NORM_OF_ALL_HEADS), a->query_key_norm},
         {"length of a temperature", in_range(a->temperature_length, 0, INT32_MAX), a->temperature_length},
+        {"gating of attention",
+         in_range(a->gated_attention, 0, 1) && !(a->gated_attention && a->query_key_norm == NORM_OF_ALL_HEADS),
+         a->gated_attention},
     };
     for (size_t i = 0; i < sizeof rules / sizeof *rules; i++)
         if (!rules[i].fits)

@@ -66,7 +66,7 @@ typedef struct {
     ThreadSpace *own; /* [threads] */
     float *scores;    /* of QUERIES_TOGETHER queries of each thread, score_stride apart */
     float *rotation;  /* [ROPE_TABLES][CHUNK][rope_size]: cosines, then sines */
-    float *query;     /* [CHUNK][query_heads x head_size] */
+    float *query;     /* [CHUNK][query_heads x head_size]; with gates [CHUNK][query_heads][2 x head_size] */
     float *key;       /* [CHUNK][key_heads x head_size] */
     float *value;
     float *attended;  /* [CHUNK][query_heads x head_size] */
@@ -142,9 +142,13 @@ void free_workspace(Model *model);
 /* The outputs in whole tiles, before those that rows have learned. */
 static inline int64_t output_stride(const Model *model) { return tiles_of(model->architecture.vocabulary) * TILE_ROWS; }
 
-/* Numbers of a token's queries, and of its keys, over all heads. */
+/* Numbers of a token's queries, and of its keys, over all heads; of its queries with their gates, and of a head's. */
 static inline int64_t query_size(const Architecture *a) { return (int64_t)a->query_heads * a->head_size; }
 static inline int64_t key_size(const Architecture *a) { return (int64_t)a->key_heads * a->head_size; }
+static inline int64_t gated_head_size(const Architecture *a) {
+    return (int64_t)a->head_size * (1 + a->gated_attention);
+}
+static inline int64_t gated_query_size(const Architecture *a) { return a->query_heads * gated_head_size(a); }
 
 /* What extend is called with (draftree.h). */
 typedef struct {

@@ -49,6 +49,8 @@ struct VectorKernels {
     /* y = activation(gate) * up */
     void (*silu_gate)(const float *gate, const float *up, int64_t length, float *y);
     void (*gelu_gate)(const float *gate, const float *up, int64_t length, float *y);
+    /* x = x times the logistic function of the gate */
+    void (*logistic_gate)(const float *gate, float *x, int64_t length);
 
     /* Write one cell of a head; `key` and `value` are [head_size]. */
     void (*store)(const KvHeadCache *cache, int cell, const float *key, const float *value);

@@ -70,6 +70,11 @@ static void gelu_gate(const float *gate, const float *up, int64_t length, float 
     }
 }
 
+static void logistic_gate(const float *gate, float *x, int64_t length) {
+    for (int64_t i = 0; i < length; i += WIDTH)
+        store(x + i, gated(load(x + i), load(gate + i)));
+}
+
 /* A block of keys, and the value of a cell. */
 ALWAYS_INLINE uint16_t *key_block(const KvHeadCache *cache, int block) {
     const size_t in_page = PAGE_CELLS / BLOCK_CELLS, number = (size_t)block % in_page;
@@ -428,5 +433,5 @@ static void add_noise(uint64_t key, const int32_t *tokens, int count, float scal
 }
 
 #define VECTOR_KERNELS                                                                                                 \
-    {rms_norm, add,    scale,  silu_gate,        gelu_gate,    store_cell, score,                                      \
-     softmax,  values, argmax, exponential_sums, tokens_below, add_noise}
+    {rms_norm, add,     scale,  silu_gate, gelu_gate,        logistic_gate, store_cell,                                \
+     score,    softmax, values, argmax,    exponential_sums, tokens_below,  add_noise}

@@ -8,7 +8,7 @@ enum { ALIGNMENT = 64 };
 
 /* Numbers of a model that shapes of its tensors are made of. INPUTS: what the first layer reads, which is as wide as
  * embedding and state side by side in EAGLE-3. NORMED_QUERIES, NORMED_KEYS: what their norms are over. */
-typedef enum { ONE, HIDDEN, INPUTS, QUERIES, KEYS, NORMED_QUERIES, NORMED_KEYS, WIDE } Size;
+typedef enum { ONE, HIDDEN, INPUTS, QUERIES, GATED_QUERIES, KEYS, NORMED_QUERIES, NORMED_KEYS, WIDE } Size;
 
 /* A tensor of a layer: vectors are kept as floats, matrices are packed. */
 static const struct {
@@ -18,7 +18,7 @@ static const struct {
     int vector, optional;
 } LAYER[LAYER_TENSORS] = {
     [ATTENTION_NORM] = {"attention norm", offsetof(Layer, attention_norm), ONE, HIDDEN, 1, 0},
-    [QUERY] = {"query", offsetof(Layer, query), QUERIES, INPUTS, 0, 0},
+    [QUERY] = {"query", offsetof(Layer, query), GATED_QUERIES, INPUTS, 0, 0},
     [KEY] = {"key", offsetof(Layer, key), KEYS, INPUTS, 0, 0},
     [VALUE] = {"value", offsetof(Layer, value), KEYS, INPUTS, 0, 0},
     [QUERY_BIAS] = {"query bias", offsetof(Layer, query_bias), ONE, QUERIES, 1, 1},
@@ -56,6 +56,7 @@ static Shape layer_shape(const Model *model, int layer, int tensor) {
         [HIDDEN] = a->hidden,
         [INPUTS] = joins ? 2 * (int64_t)a->hidden : a->hidden,
         [QUERIES] = queries,
+        [GATED_QUERIES] = gated_query_size(a),
         [KEYS] = keys,
         [NORMED_QUERIES] = whole ? queries : a->head_size,
         [NORMED_KEYS] = whole ? keys : a->head_size,

@@ -34,7 +34,7 @@ static void lay_out(Model *model) {
         own->scratch = take_floats(work, 2 * model->most_logits);
     }
     work->rotation = take_floats(work, (int64_t)ROPE_TABLES * CHUNK * (a->rope_size ? a->rope_size : 1));
-    work->query = take_floats(work, CHUNK * query_size(a));
+    work->query = take_floats(work, CHUNK * gated_query_size(a));
     work->key = take_floats(work, CHUNK * key_size(a));
     work->value = take_floats(work, CHUNK * key_size(a));
     work->attended = take_floats(work, CHUNK * query_size(a));

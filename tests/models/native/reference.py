@@ -90,8 +90,14 @@ class Reference:
         numbers, n = self.numbers, len(x)
         x = self._norm(x, weights.get("attn_norm.weight"))
 
+        gates = np.ones(1)
+
         def project(name: str, heads: int) -> Array:
+            nonlocal gates
             y = self._multiply(x, weights[f"attn_{name}.weight"])
+            if name == "q" and numbers.gated_attention:
+                queries_gates = y.reshape(n, heads, 2, -1)
+                y, gates = queries_gates[:, :, 0].reshape(n, -1), 1 / (1 + np.exp(-queries_gates[:, :, 1]))
             if f"attn_{name}.bias" in weights:
                 y = y + weights[f"attn_{name}.bias"].values
             norm, norm_of = weights.get(f"attn_{name}_norm.weight"), numbers.query_key_norm
@@ -114,7 +120,7 @@ class Reference:
         window = int(self._description.layer_window[index]) or n
         scores = np.where((distance >= 0) & (distance < window), scores, -np.inf)
         mass = np.exp(scores - scores.max(-1, keepdims=True))
-        mixed = np.einsum("hqk,khd->qhd", mass / mass.sum(-1, keepdims=True), values)
+        mixed = np.einsum("hqk,khd->qhd", mass / mass.sum(-1, keepdims=True), values) * gates
         y = self._multiply(mixed.reshape(n, -1), weights["attn_output.weight"])
         return self._norm(y, weights.get("post_attention_norm.weight"))
 

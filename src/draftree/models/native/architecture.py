@@ -64,6 +64,7 @@ class Family:
         optional: tensors that a layer may have.
         feed_forward_norm: the name of the norm of what the feed-forward block reads.
         norm_of: what the norms of queries and keys are over.
+        gated: what a head attends to is multiplied by a gate, which the projection of queries gives behind each.
         gelu: the gate's activation is GELU (tanh), not SiLU.
         scaled: embeddings are multiplied by the square root of the hidden size.
         global_every: one of so many layers attends to all tokens, the last; 0: a window, if any, is every layer's.
@@ -80,6 +81,7 @@ class Family:
     optional: tuple[str, ...] = _BIASES + _OUTPUT_BIAS
     feed_forward_norm: str = _PRE_NORMS[1]
     norm_of: NormOf = NormOf.HEADS
+    gated: bool = False
     gelu: bool = False
     scaled: bool = False
     global_every: int = 0
@@ -93,6 +95,10 @@ _OF_HYBRIDS = (
     *(Keys.LLM.EXPERT_COUNT, Keys.LLM.EXPERT_USED_COUNT, Keys.LLM.EXPERT_SHARED_FEED_FORWARD_LENGTH),
 )
 """Numbers of Granite 4, which change nothing in a model without the tensors of states and experts."""
+_OF_DELTA_NETS = (
+    *(Keys.SSM.CONV_KERNEL, Keys.SSM.INNER_SIZE, Keys.SSM.STATE_SIZE, Keys.SSM.TIME_STEP_RANK, Keys.SSM.GROUP_COUNT),
+    *(Keys.LLM.FULL_ATTENTION_INTERVAL, Keys.LLM.NEXTN_PREDICT_LAYERS, Keys.Rope.DIMENSION_SECTIONS),
+)
 FAMILIES = {
     "llama": Family(halves=False),  # Mistral's too
     "qwen2": Family(tensors=_BIASES),
@@ -112,6 +118,9 @@ FAMILIES = {
     "mistral3": Family(settings=(Keys.Attention.TEMPERATURE_SCALE, Keys.Rope.SCALING_YARN_LOG_MUL), halves=False),
     "ernie4_5": Family(halves=False),
     "seed_oss": Family(feed_forward_norm=_POST_NORMS[0]),
+    "qwen35": Family(
+        settings=_OF_DELTA_NETS, tensors=_HEAD_NORMS, optional=(), feed_forward_norm=_POST_NORMS[0], gated=True
+    ),
     "granite": Family(
         settings=(Keys.LLM.EMBEDDING_SCALE, Keys.LLM.RESIDUAL_SCALE, Keys.LLM.LOGIT_SCALE, *_OF_HYBRIDS),
         halves=False,
@@ -151,6 +160,7 @@ class Hyperparameters:
     activation: int
     query_key_norm: int = NormOf.HEADS.value
     temperature_length: int = 0
+    gated_attention: bool = False
     norm_epsilon: float
     embedding_scale: float
     attention_scale: float
@@ -198,7 +208,7 @@ def describe(header: GGUFHeader) -> Description:
     file = HeaderReader(header, family.settings)
     if file.number(Keys.LLM.EXPERT_COUNT, 0):
         raise unsupported(header, "experts")
-    hidden, layers = file.number(Keys.LLM.EMBEDDING_LENGTH), file.number(Keys.LLM.BLOCK_COUNT)
+    hidden, layers = file.number(Keys.LLM.EMBEDDING_LENGTH), _decoder_layers(file)
     heads = file.number(Keys.Attention.HEAD_COUNT)
     if not (head_size := file.number(Keys.Attention.KEY_LENGTH, hidden // heads)):
         raise damaged(header.path, f"it has {heads} heads for {hidden} numbers")
@@ -232,8 +242,11 @@ def _hyperparameters(
     rope_tables: int,
     magnitudes: tuple[float, float],
 ) -> Hyperparameters:
-    sizes = (Keys.LLM.EMBEDDING_LENGTH, Keys.LLM.BLOCK_COUNT, Keys.Attention.HEAD_COUNT)
-    hidden, layers, heads = map(file.number, sizes)
+    hidden, layers, heads = (
+        file.number(Keys.LLM.EMBEDDING_LENGTH),
+        _decoder_layers(file),
+        file.number(Keys.Attention.HEAD_COUNT),
+    )
     context, growth = file.number(Keys.LLM.CONTEXT_LENGTH), file.real(Keys.Attention.TEMPERATURE_SCALE, 0.0)
     # Files of Gemma 3 27B do not tell their scale.
     width = hidden / heads if file.header.architecture == "gemma3" and layers == 62 else head_size
@@ -252,6 +265,7 @@ def _hyperparameters(
         activation=int(family.gelu),
         query_key_norm=family.norm_of.value,
         temperature_length=file.number(Keys.Rope.SCALING_ORIG_CTX_LEN, context) if growth else 0,
+        gated_attention=family.gated,
         norm_epsilon=file.real(Keys.Attention.LAYERNORM_RMS_EPS),
         embedding_scale=file.real(Keys.LLM.EMBEDDING_SCALE, math.sqrt(hidden) if family.scaled else 1.0),
         attention_scale=file.real(Keys.Attention.SCALE, 1 / math.sqrt(width)),
@@ -261,6 +275,14 @@ def _hyperparameters(
         logit_scale=1 / file.real(Keys.LLM.LOGIT_SCALE, 1.0),
         temperature_growth=growth,
     )
+
+
+def _decoder_layers(file: HeaderReader) -> int:
+    """How many layers the model has: the last blocks of a file may be a draft head's (``nextn_predict_layers``)."""
+    blocks, drafting = file.number(Keys.LLM.BLOCK_COUNT), file.number(Keys.LLM.NEXTN_PREDICT_LAYERS, 0)
+    if drafting >= blocks:
+        raise damaged(file.header.path, f"{drafting} of its {blocks} layers are a draft head's")
+    return blocks - drafting
 
 
 def _check(file: HeaderReader, size: int, hidden: int, feed_forward: int) -> None:
@@ -350,13 +372,16 @@ def _layer_tensors(file: HeaderReader, family: Family, numbers: Hyperparameters)
                 required = name in family.tensors or (name not in _EXTRA and name not in family.lacks)
                 places[name] = file.place(key) if required or (name in family.optional and file.has(key)) else ABSENT
         table[layer] = [places[name] for name in LAYER_TENSORS]
+    for block in range(numbers.layers, file.number(Keys.LLM.BLOCK_COUNT)):
+        file.leave(f"blk.{block}.")
     return table
 
 
 def _fused(file: HeaderReader, block: str, numbers: Hyperparameters) -> dict[str, Place]:
     """Tensors of a layer that lie in one with others: queries, keys and values; gate and up."""
     places: dict[str, Place] = {}
-    queries, keys = numbers.query_heads * numbers.head_size, numbers.key_heads * numbers.head_size
+    queries = numbers.query_heads * numbers.head_size * (1 + numbers.gated_attention)
+    keys = numbers.key_heads * numbers.head_size
     if file.has(whole := f"{block}attn_qkv.weight"):
         if (rows := file.place(whole).rows) != queries + 2 * keys:
             raise damaged(file.header.path, f"{whole} has {rows} rows, not {queries + 2 * keys}")
