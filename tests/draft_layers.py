@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -20,7 +21,7 @@ from transformers.models.qwen3_5.modeling_qwen3_5 import (
 from .checkpoints import checkpoint, converted
 
 PROMPTS = [[(7 * i + 3 * j) % 250 + 3 for j in range(4 + i)] for i in range(4)]
-_TOKENS, _STEPS, _DEPTH = 40, 150, 2
+_TOKENS, _STEPS, _DEPTH = 40, 100, 2
 
 
 class DraftLayer(nn.Module):
@@ -46,15 +47,18 @@ class DraftLayer(nn.Module):
         return found
 
 
+@dataclass(frozen=True)
 class Predictor:
     """A target and its draft layer.
 
     Attributes:
-        target, layer: both.
+        embeddings, output: [V, H] that the layer reads, and that its logits are of.
     """
 
-    def __init__(self, target: PreTrainedModel, layer: DraftLayer) -> None:
-        self.target, self.layer = target, layer
+    target: PreTrainedModel
+    layer: DraftLayer
+    embeddings: Tensor
+    output: Tensor
 
     def states(self, ids: Tensor) -> Tensor:
         """[B, n, H] the target's, after its last norm."""
@@ -69,21 +73,21 @@ class Predictor:
         for token in (None, *further):
             if token is not None:
                 ids, states = torch.cat([ids, torch.tensor([[token]])], 1), torch.cat([states, last], 1)
-            last = self.layer(self.target.get_input_embeddings()(ids[:, 1:]), states)[:, -1:]
-            found.append(self.target.get_output_embeddings()(last)[0])
+            last = self.layer(self.embeddings[ids[:, 1:]], states)[:, -1:]
+            found.append(last[0] @ self.output.T)
         return torch.cat(found)
 
     def learn(self, texts: Tensor) -> None:
         """Learn what the target says in [B, n] of its texts nearly by heart, also behind its own predictions."""
         with torch.no_grad():
-            states, embedded = self.states(texts), self.target.get_input_embeddings()(texts[:, 1:])
-            wanted = self.target.get_output_embeddings()(states[:, 1:]).argmax(-1)
+            states, embedded = self.states(texts), self.embeddings[texts[:, 1:]]
+            wanted = (states[:, 1:] @ self.output.T).argmax(-1)
         optimizer = torch.optim.AdamW(self.layer.parameters(), 1e-2, weight_decay=0)
         for _ in range(_STEPS):
             before, loss = states[:, :-1], torch.zeros(())
             for step in range(_DEPTH):
                 after = self.layer(embedded, before)
-                logits = self.target.get_output_embeddings()(after[:, step:])
+                logits = after[:, step:] @ self.output.T
                 loss = loss + cross_entropy(logits.flatten(0, 1), wanted[:, step:].flatten())
                 before = torch.cat([states[:, : step + 1], after[:, step:-1]], 1)
             optimizer.zero_grad()
@@ -97,7 +101,7 @@ def predictor(configuration: Qwen3_5TextConfig, folder: Path, *, trained: bool =
     target.requires_grad_(False)
     torch.manual_seed(1)
     layer = DraftLayer(configuration)
-    made = Predictor(target, layer)
+    made = Predictor(target, layer, target.get_input_embeddings().weight, target.get_output_embeddings().weight)
     with torch.no_grad():
         for weight in layer.parameters():
             weight.normal_(std=0.1)

@@ -33,7 +33,7 @@ _OUTPUT_NORM, _OUTPUT = "nextn.shared_head_norm.weight", "nextn.shared_head_head
 _EMBEDDINGS = "nextn.embed_tokens.weight"
 
 
-def draft_tokens(target: NativeModel, most: int = MOST_TOKENS) -> NDArray[np.int64]:
+def draft_tokens(target: NativeModel, most: int) -> NDArray[np.int64]:
     """[D] ascending, the tokens that a draft layer scores beside those of a request's own text.
 
     They are the special tokens and, up to ``most`` in all, the lowest ids: vocabularies of byte pair encoding are in
@@ -56,7 +56,7 @@ class DraftLayer:
 
     def __init__(self, target: NativeModel) -> None:
         self._target, self._stored, self._weights = target, dict(target.draft_layer), Weights()
-        self._path, self._tokens, given = target.description.files[0], draft_tokens(target), target.description
+        self._path, self._tokens, given = target.description.files[0], draft_tokens(target, MOST_TOKENS), target.description
         vocabulary, hidden = given.hyperparameters.vocabulary, given.hyperparameters.hidden
         attends = given.layer_tensors["format"][:, LAYER_TENSORS.index("attn_k.weight")] >= 0
         names = {"ffn_norm.weight": FAMILIES[target.capabilities.architecture].feed_forward_norm}
