@@ -1,4 +1,4 @@
-"""A tiny Qwen 3.5 with a draft layer that has learned its target, made of the layers of transformers; and its GGUF file."""
+"""A tiny Qwen 3.5 with a draft layer that has learned its target, of layers of transformers, and its GGUF file."""
 
 from __future__ import annotations
 
@@ -68,12 +68,10 @@ class Predictor:
     @torch.no_grad()
     def logits(self, text: Sequence[int], further: Sequence[int]) -> Tensor:
         """[1 + m, V] after a text, and after each of m further tokens that are drafted."""
-        ids = torch.tensor([text])
-        states, found = self.states(ids)[:, :-1], list[Tensor]()
-        for token in (None, *further):
-            if token is not None:
-                ids, states = torch.cat([ids, torch.tensor([[token]])], 1), torch.cat([states, last], 1)
-            last = self.layer(self.embeddings[ids[:, 1:]], states)[:, -1:]
+        ids, states, found = torch.tensor([[*text, *further]])[:, 1:], self.states(torch.tensor([text]))[:, :-1], []
+        while len(found) <= len(further):
+            last = self.layer(self.embeddings[ids[:, : states.shape[1]]], states)[:, -1:]
+            states = torch.cat([states, last], 1)
             found.append(last[0] @ self.output.T)
         return torch.cat(found)
 

@@ -21,17 +21,16 @@ from draftree import Engine, SamplingParams, Speculation
 from draftree.drafters.draft_model import EagleSource
 from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.registry import load_drafter
-from draftree.errors import DraftreeWarning, InputError, ModelFileError, UnsupportedModelError
-from draftree.models.base import Nodes, Row, prefill
-from draftree.models.gguf.gguf_file import read
-from draftree.models.heads import head_folder
+from draftree.errors import DraftreeWarning, ModelFileError, UnknownNameError, UnsupportedModelError
+from draftree.models.base import Nodes, prefill
+from draftree.models.heads import head_folder, own_heads
 from draftree.models.heads.eagle_network import save_head
 from draftree.models.heads.head_folder import head_for, load_head_for
 from draftree.models.heads.head_format import EagleConfig
 from draftree.models.heads.own_heads import own_head_for
 from draftree.models.native import draft_layer
 from draftree.models.native.binding import tiers
-from draftree.models.native.draft_layer import draft_tokens
+from draftree.models.native.draft_layer import DraftLayer, draft_tokens
 from draftree.models.native.native_head import NativeHead
 from draftree.models.native.native_model import NativeModel
 from draftree.papers.opt_tree import OptTree
@@ -39,6 +38,7 @@ from draftree.policies.methods import find_policy
 from draftree.train.head_architectures import new_eagle
 from tests.draft_layers import PROMPTS, Predictor, greedy, predictor
 from tests.families import _QWEN
+from tests.pairs import policy
 from tests.tiny_gguf import SPECIAL, copy_settings
 
 FURTHER = [9, 3, 250, 17]
@@ -64,6 +64,12 @@ def path(trained: tuple[Predictor, Path]) -> Path:
 def text(trained: tuple[Predictor, Path]) -> list[int]:
     found: list[int] = greedy(trained[0].target)[1, :20].tolist()
     return found
+
+
+@pytest.fixture(autouse=True)
+def heads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The user has trained none before."""
+    monkeypatch.setattr(own_heads, "heads_folder", lambda: tmp_path / "heads")
 
 
 def head_of(target: NativeModel) -> NativeHead:
@@ -195,4 +201,81 @@ def test_texts_are_those_of_ar_decoding_and_most_drafts_are_accepted(params: Sam
     drafter = TreeDrafter(OptTree(0.05), EagleSource(head_of(target), target.capabilities.vocab_size))
     made = Engine(target, Speculation(drafter, 4)).generate(PROMPTS, params)
     assert [each.token_ids for each in made] == [each.token_ids for each in plain]
-    assert sum(each.stats.mal for each in made) / len(made) > (2.5 if params is GREEDY else 1.5)
+    right, steps = sum(sum(g.stats.accepted[:1]) for g in made), sum(g.stats.steps for g in made)
+    assert right > (steps / 2 if params is GREEDY else 0)
+
+
+def lines(target: NativeModel, drafter: str = "auto") -> tuple[str, list[str]]:
+    """The drafter that is loaded, and what is said."""
+    head_folder._warn.cache_clear()
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        name = load_drafter(drafter, target, find_policy("static")).name
+    return name, [str(each.message) for each in found if each.category is DraftreeWarning]
+
+
+def test_auto_drafts_with_it_unless_the_user_has_trained_a_head(path: Path, tmp_path: Path) -> None:
+    target = NativeModel(shutil.copy(path, tmp_path / "copy.gguf"))
+    assert head_for(target) == tmp_path / "copy.gguf" and lines(target) == ("lookup+head", [])
+    assert load_head_for(target).capabilities.name == f"draft layer of {tmp_path / 'copy.gguf'}"
+    folder = own_head_for(target)
+    save_head(folder, new_eagle(EagleConfig.like(target), 0), torch.arange(9), target)
+    assert head_for(target) == folder and load_head_for(target).capabilities.name == f"head {folder.name}"
+
+
+def test_what_a_layer_that_predicts_nothing_costs_is_found_out(path: Path, tmp_path: Path) -> None:
+    """``auto`` soon leaves its drafts out, and with the layer that has learned its target it drafts on."""
+
+    def noise(own: dict[str, NDArray[Any]]) -> None:
+        random = np.random.default_rng(0)
+        own |= {name: random.standard_normal(data.shape, dtype=np.float32) for name, data in own.items()}
+
+    passes = list[float]()
+    for each in (path, changed(path, tmp_path, noise)):
+        target = NativeModel(each)
+        drafter = TreeDrafter(policy("auto"), EagleSource(head_of(target), target.capabilities.vocab_size))
+        engine = Engine(target, Speculation(drafter, 8))
+        made = [engine.generate([prompt], GREEDY)[0].stats for prompt in PROMPTS * 4]
+        passes.append(sum(stats.draft_passes for stats in made) / sum(stats.steps for stats in made))
+    assert passes[1] < 0.1 < 1 < passes[0], passes
+
+
+def lack(name: str) -> Change:
+    return lambda own: own.pop(name)
+
+
+def cut(name: str) -> Change:
+    return lambda own: own.update({name: own[name][..., :-32]})
+
+
+DAMAGED: dict[str, Change] = {
+    "a projection that is missing": lack("nextn.eh_proj.weight"),
+    "a norm that is missing": lack("attn_norm.weight"),
+    "a projection of one half": cut("nextn.eh_proj.weight"),
+    "a matrix of other columns": cut("ffn_down.weight"),
+    "a short norm": cut("nextn.hnorm.weight"),
+    "a matrix for a norm": lambda own: own.update({"nextn.enorm.weight": np.ones((2, 32), np.float32)}),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGED)
+def test_a_damaged_layer_is_one_line_and_costs_its_drafts_alone(case: str, path: Path, tmp_path: Path) -> None:
+    target = NativeModel(changed(path, tmp_path, DAMAGED[case]))
+    name, (line,) = lines(target)
+    assert name == "lookup" and "\n" not in line and str(tmp_path / "changed.gguf") in line
+    with pytest.raises(ModelFileError):
+        DraftLayer(target)
+    with pytest.raises(UnknownNameError):
+        load_head_for(target)
+
+
+def test_what_the_engine_does_not_compute_is_one_line(path: Path, tmp_path: Path) -> None:
+    bias = {"attn_q.bias": np.ones(128, np.float32)}
+    target = NativeModel(changed(path, tmp_path, lambda own: own.update(bias)))
+    assert lines(target)[0] == "lookup" and "attn_q.bias" in lines(target)[1][0]
+
+
+def test_weights_that_are_no_numbers_are_one_line(path: Path, tmp_path: Path) -> None:
+    infinite = changed(path, tmp_path, lambda own: own["ffn_up.weight"].__setitem__((3, 4), np.inf))
+    with pytest.raises(UnsupportedModelError):
+        load_head_for(NativeModel(infinite))
