@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -19,18 +20,19 @@ from transformers.models.qwen3_5.modeling_qwen3_5 import (
 )
 
 from .checkpoints import checkpoint, converted
+from .families import _QWEN
 
 PROMPTS = [[(7 * i + 3 * j) % 250 + 3 for j in range(4 + i)] for i in range(4)]
 _TOKENS, _STEPS, _DEPTH = 40, 100, 2
 
 
-class DraftLayer(nn.Module):
+class TorchDraftLayer(nn.Module):
     """The layer behind a target's (vLLM's ``qwen3_5_mtp`` and llama.cpp's graph have the same order of operations)."""
 
     def __init__(self, config: Qwen3_5TextConfig) -> None:
         super().__init__()
         hidden, eps = config.hidden_size, config.rms_norm_eps
-        attends = config.layer_types.index("full_attention")
+        attends = (config.layer_types or []).index("full_attention")
         self.layers = nn.ModuleList([Qwen3_5DecoderLayer(config, attends)])
         self.fc = nn.Linear(2 * hidden, hidden, bias=False)
         self.pre_fc_norm_embedding, self.pre_fc_norm_hidden = (Qwen3_5RMSNorm(hidden, eps) for _ in range(2))
@@ -56,7 +58,7 @@ class Predictor:
     """
 
     target: PreTrainedModel
-    layer: DraftLayer
+    layer: TorchDraftLayer
     embeddings: Tensor
     output: Tensor
 
@@ -68,7 +70,8 @@ class Predictor:
     @torch.no_grad()
     def logits(self, text: Sequence[int], further: Sequence[int]) -> Tensor:
         """[1 + m, V] after a text, and after each of m further tokens that are drafted."""
-        ids, states, found = torch.tensor([[*text, *further]])[:, 1:], self.states(torch.tensor([text]))[:, :-1], []
+        ids, found = torch.tensor([[*text, *further]])[:, 1:], list[Tensor]()
+        states = self.states(torch.tensor([text]))[:, :-1]
         while len(found) <= len(further):
             last = self.layer(self.embeddings[ids[:, : states.shape[1]]], states)[:, -1:]
             states = torch.cat([states, last], 1)
@@ -93,13 +96,15 @@ class Predictor:
             optimizer.step()
 
 
-def predictor(configuration: Qwen3_5TextConfig, folder: Path, *, trained: bool = True) -> tuple[Predictor, Path]:
+def predictor(folder: Path, *, trained: bool = True) -> tuple[Predictor, Path]:
     """A target with random weights and its draft layer, and their GGUF file, which llama.cpp's converter makes."""
+    configuration = Qwen3_5TextConfig(**_QWEN | {"layer_types": ["full_attention"] * 2})
     target = checkpoint(configuration, folder)
     target.requires_grad_(False)
     torch.manual_seed(1)
-    layer = DraftLayer(configuration)
-    made = Predictor(target, layer, target.get_input_embeddings().weight, target.get_output_embeddings().weight)
+    layer = TorchDraftLayer(configuration)
+    tables: list[Any] = [target.get_input_embeddings().weight, target.get_output_embeddings().weight]
+    made = Predictor(target, layer, *tables)
     with torch.no_grad():
         for weight in layer.parameters():
             weight.normal_(std=0.1)

@@ -15,7 +15,6 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Format
 from numpy.typing import NDArray
-from transformers import Qwen3_5TextConfig
 
 from draftree import Engine, SamplingParams, Speculation
 from draftree.drafters.draft_model import EagleSource
@@ -30,14 +29,14 @@ from draftree.models.heads.head_format import EagleConfig
 from draftree.models.heads.own_heads import own_head_for
 from draftree.models.native import draft_layer
 from draftree.models.native.binding import tiers
-from draftree.models.native.draft_layer import DraftLayer, draft_tokens
+from draftree.models.native.draft_layer import StoredDraftLayer, draft_tokens
 from draftree.models.native.native_head import NativeHead
 from draftree.models.native.native_model import NativeModel
+from draftree.models.native.vocabulary import GGUFTokenizer
 from draftree.papers.opt_tree import OptTree
 from draftree.policies.methods import find_policy
 from draftree.train.head_architectures import new_eagle
 from tests.draft_layers import PROMPTS, Predictor, greedy, predictor
-from tests.families import _QWEN
 from tests.pairs import policy
 from tests.tiny_gguf import SPECIAL, copy_settings
 
@@ -51,8 +50,7 @@ Change = Callable[[dict[str, NDArray[Any]]], None]
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Predictor, Path]:
-    configuration = Qwen3_5TextConfig(**_QWEN | {"layer_types": ["full_attention"] * 2})
-    return predictor(configuration, tmp_path_factory.mktemp("models") / "qwen")
+    return predictor(tmp_path_factory.mktemp("models") / "qwen")
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +155,8 @@ def test_an_output_layer_and_embeddings_of_its_own_are_read(
 ) -> None:
     own = np.random.default_rng(0).standard_normal(trained[0].output.shape, dtype=np.float32) * 0.3
     found, tokens = predicted(changed(trained[1], tmp_path, lambda tensors: tensors.update({name: own})), text, FURTHER)
-    model: Predictor = replace(trained[0], **{what: torch.from_numpy(own)})
+    changes: dict[str, Any] = {what: torch.from_numpy(own)}
+    model = replace(trained[0], **changes)
     assert far(found, model.logits(text, FURTHER).numpy()[:, tokens]) < 1e-3
 
 
@@ -175,7 +174,7 @@ def test_it_scores_its_draft_vocabulary_and_with_the_targets_output_layer_the_te
 
 def test_its_draft_vocabulary_is_special_tokens_and_the_lowest_ids(path: Path) -> None:
     target = NativeModel(path)
-    assert target.tokenizer is not None and sorted(target.tokenizer.added_ids) == [*range(len(SPECIAL))]
+    assert isinstance(target.tokenizer, GGUFTokenizer) and sorted(target.tokenizer.added_ids) == [*range(len(SPECIAL))]
     assert draft_tokens(target, 2**15).tolist() == [*range(target.capabilities.vocab_size)]
     target.tokenizer._added["<think>"] = 270
     assert draft_tokens(target, 50).tolist() == [*range(49), 270]
@@ -241,7 +240,7 @@ def test_what_a_layer_that_predicts_nothing_costs_is_found_out(path: Path, tmp_p
 
 
 def lack(name: str) -> Change:
-    return lambda own: own.pop(name)
+    return lambda own: own.__delitem__(name)
 
 
 def cut(name: str) -> Change:
@@ -264,7 +263,7 @@ def test_a_damaged_layer_is_one_line_and_costs_its_drafts_alone(case: str, path:
     name, (line,) = lines(target)
     assert name == "lookup" and "\n" not in line and str(tmp_path / "changed.gguf") in line
     with pytest.raises(ModelFileError):
-        DraftLayer(target)
+        StoredDraftLayer(target)
     with pytest.raises(UnknownNameError):
         load_head_for(target)
 

@@ -36,7 +36,7 @@ from ...errors import (
 )
 from ..base import FINAL_STATE, FeatureSpec, LanguageModel
 from ..data_packages import shipped
-from ..native.draft_layer import DraftLayer
+from ..native.draft_layer import StoredDraftLayer
 from ..native.native_head import NativeHead, describe_head
 from ..native.native_model import NativeModel
 from ..protocols import DraftHead, FeatureModel, feature_model
@@ -401,7 +401,7 @@ def _drafts_for(folder: Path, target: FeatureModel, *, known: bool) -> bool:
 def _has_draft_layer(target: NativeModel) -> bool:
     """Whether a target's file has a draft layer that can be read."""
     try:
-        return bool(target.draft_layer and DraftLayer(target))
+        return bool(target.draft_layer and StoredDraftLayer(target))
     except (ModelFileError, UnsupportedModelError) as error:
         _warn(f"no draft layer drafts: {error}")
         return False
@@ -422,7 +422,7 @@ def load_head_for(target: LanguageModel) -> DraftHead:
     """
     if place := head_for(target):
         if isinstance(target, NativeModel) and place in target.description.files:
-            return NativeHead(DraftLayer(target).describe(), target)
+            return NativeHead(StoredDraftLayer(target).describe(), target)
         return load_head(place, target)
     name = target.capabilities.name
     raise UnknownNameError(

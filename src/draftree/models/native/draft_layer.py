@@ -23,8 +23,9 @@ from ..gguf.metadata import damaged
 from .architecture import FAMILIES, LAYER_TENSORS, PLACE
 from .head_binding import MOST_FEATURES, CHead, HeadDescription
 from .header_reader import ABSENT, FORMATS, Place
-from .native_head import Weights
+from .native_head import HeadWeights
 from .native_model import NativeModel
+from .vocabulary import GGUFTokenizer
 
 MOST_TOKENS = 32768
 """Of a draft vocabulary: of 248,000 tokens the output layer would take longer than the layer itself."""
@@ -41,12 +42,12 @@ def draft_tokens(target: NativeModel, most: int) -> NDArray[np.int64]:
     in Dolly's answers, 96% in MBPP's code and 97% in GSM8K's; what the prompts for training add is below 1%.
     """
     vocabulary, tokenizer = target.capabilities.vocab_size, target.tokenizer
-    special = np.array(sorted(tokenizer.added_ids if tokenizer else ()), np.int64)
+    special = np.array(sorted(tokenizer.added_ids if isinstance(tokenizer, GGUFTokenizer) else ()), np.int64)
     lowest = np.setdiff1d(np.arange(vocabulary), special)[: max(0, most - len(special))]
     return np.union1d(special, lowest)
 
 
-class DraftLayer:
+class StoredDraftLayer:
     """The draft layer of a target's file, checked; its weights are read by ``describe``.
 
     Raises:
@@ -55,8 +56,12 @@ class DraftLayer:
     """
 
     def __init__(self, target: NativeModel) -> None:
-        self._target, self._stored, self._weights = target, dict(target.draft_layer), Weights()
-        self._path, self._tokens, given = target.description.files[0], draft_tokens(target, MOST_TOKENS), target.description
+        self._target, self._stored, self._weights = target, dict(target.draft_layer), HeadWeights()
+        self._path, self._tokens, given = (
+            target.description.files[0],
+            draft_tokens(target, MOST_TOKENS),
+            target.description,
+        )
         vocabulary, hidden = given.hyperparameters.vocabulary, given.hyperparameters.hidden
         attends = given.layer_tensors["format"][:, LAYER_TENSORS.index("attn_k.weight")] >= 0
         names = {"ffn_norm.weight": FAMILIES[target.capabilities.architecture].feed_forward_norm}

@@ -32,7 +32,7 @@ _ACTIVATIONS = {"silu": 0, "gelu_pytorch_tanh": 1, "gelu_new": 1}
 """Name of an activation in transformers -> its number in the C interface."""
 
 
-class Weights:
+class HeadWeights:
     """Tensors one behind the other, as C reads them.
 
     Attributes:
@@ -99,7 +99,7 @@ def describe_head(name: str, arrays: HeadArrays, target: NativeModel, packed: Fo
             cannot be read.
     """
     target.track_features(arrays.features)
-    config, weights, tensors = arrays.config, Weights(packed), dict(arrays.tensors)
+    config, weights, tensors = arrays.config, HeadWeights(packed), dict(arrays.tensors)
     frequencies, magnitude = rope_of(config)
     numbers = _hyperparameters(name, arrays, target, magnitude)
     head = _c_head(name, arrays, target)
@@ -234,7 +234,7 @@ class NativeHead(NativeRows[NativeHeadRow]):
         features: which hidden states of the target it reads.
 
     Args:
-        description: of it (``describe_head``, ``draft_layer.DraftLayer``).
+        description: of it (``describe_head``, ``draft_layer.StoredDraftLayer``).
 
     Raises:
         UnsupportedModelError: the engine does not compute the head.
