@@ -72,6 +72,7 @@ _LAYER = (
     *("self_attn.q_norm.weight", "self_attn.k_norm.weight", "self_attn.o_proj.weight", "no norm of attention's output"),
     *("post_attention_layernorm.weight", "mlp.gate_proj.weight", "mlp.up_proj.weight", "mlp.down_proj.weight"),
     *("no norm of the MLP's output", "self_attn.o_proj.bias"),
+    *["no delta net"] * 9,
 )
 """Tensors of a layer in the order of ``LAYER_TENSORS``."""
 
