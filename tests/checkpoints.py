@@ -93,6 +93,10 @@ _GRANITE = {
 _HYBRID: dict[str, Any] = {
     "head_dim": 128,
     "rope_parameters": _PLAIN | {"mrope_section": [6, 5, 5], "mrope_interleaved": True, "partial_rotary_factor": 0.25},
+    "linear_key_head_dim": 64,
+    "linear_value_head_dim": 64,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
 }
 _VISION: dict[str, Any] = {
     "depth": 1,
@@ -134,6 +138,9 @@ DENSE: Mapping[str, Callable[[], PretrainedConfig]] = {
         rope_parameters={"sliding_attention": dict(_PLAIN), "full_attention": dict(_YARN)},
     ),
     "glm4": lambda: Glm4Config(**_DENSE),
+    "qwen35": lambda: Qwen3_5TextConfig(
+        **_DENSE | _HYBRID | {"num_hidden_layers": 4}, layer_types=[*["linear_attention"] * 3, "full_attention"]
+    ),
     "qwen35-attention": lambda: Qwen3_5TextConfig(**_DENSE | _HYBRID, layer_types=["full_attention"]),
     "hunyuan-dense": lambda: HunYuanDenseV1Config(
         **_DENSE | {"max_position_embeddings": 32768},

@@ -20,7 +20,7 @@ from transformers.models.qwen3_5.modeling_qwen3_5 import (
 )
 
 from .checkpoints import checkpoint, converted
-from .families import _QWEN
+from .families import FAMILIES
 
 PROMPTS = [[(7 * i + 3 * j) % 250 + 3 for j in range(4 + i)] for i in range(4)]
 _TOKENS, _STEPS, _DEPTH = 40, 100, 2
@@ -98,7 +98,8 @@ class Predictor:
 
 def predictor(folder: Path, *, trained: bool = True) -> tuple[Predictor, Path]:
     """A target with random weights and its draft layer, and their GGUF file, which llama.cpp's converter makes."""
-    configuration = Qwen3_5TextConfig(**_QWEN | {"layer_types": ["full_attention"] * 2})
+    configuration = FAMILIES["qwen35"].configuration()
+    assert isinstance(configuration, Qwen3_5TextConfig)
     target = checkpoint(configuration, folder)
     target.requires_grad_(False)
     torch.manual_seed(1)

@@ -31,13 +31,20 @@ LAYER_TENSORS = (
     *("ffn_gate.weight", "ffn_up.weight", "ffn_down.weight"),
     "post_ffw_norm.weight",
     "attn_output.bias",
+    *("attn_qkv.weight", "attn_gate.weight", "ssm_alpha.weight", "ssm_beta.weight", "ssm_conv1d.weight"),
+    *("ssm_dt.bias", "ssm_a", "ssm_norm.weight", "ssm_out.weight"),
 )
 """Of a decoder layer ("blk.0." and so on), in the order of the C interface (``native/draftree.h``)."""
 MODEL_TENSORS = ("token_embd.weight", "output_norm.weight", "output.weight")
-_BIASES, _OUTPUT_BIAS = LAYER_TENSORS[4:7], LAYER_TENSORS[16:]
+_BIASES, _OUTPUT_BIAS = LAYER_TENSORS[4:7], LAYER_TENSORS[16:17]
 _HEAD_NORMS = LAYER_TENSORS[7:9]
 _PRE_NORMS, _POST_NORMS = (LAYER_TENSORS[0], LAYER_TENSORS[11]), (LAYER_TENSORS[10], LAYER_TENSORS[15])
-_EXTRA = {*_BIASES, *_OUTPUT_BIAS, *_HEAD_NORMS, *_POST_NORMS}
+_ATTENTION = (*LAYER_TENSORS[1:4], *_HEAD_NORMS, LAYER_TENSORS[9])
+"""Of layers of Qwen 3.5 that attend; recurrent ones have a gated delta net in their place."""
+_DELTA_NET = LAYER_TENSORS[17:]
+TAPS = 4
+"""Of the convolution of delta nets, in C."""
+_EXTRA = {*_BIASES, *_OUTPUT_BIAS, *_HEAD_NORMS, *_POST_NORMS, *_DELTA_NET}
 """That Llama's layers lack."""
 
 _LARGEST_HEAD = 256
@@ -161,6 +168,10 @@ class Hyperparameters:
     query_key_norm: int = NormOf.HEADS.value
     temperature_length: int = 0
     gated_attention: bool = False
+    delta_key_heads: int = 0
+    delta_value_heads: int = 0
+    delta_key_size: int = 0
+    delta_value_size: int = 0
     norm_epsilon: float
     embedding_scale: float
     attention_scale: float
@@ -191,6 +202,35 @@ class Description:
     layer_window: NDArray[np.int32]
     layer_tensors: NDArray[np.void]
     model_tensors: NDArray[np.void]
+
+    @property
+    def attending(self) -> int:
+        """How many layers keep keys and values; the others are recurrent."""
+        return int((self.layer_tensors["format"][:, LAYER_TENSORS.index("attn_q.weight")] >= 0).sum())
+
+    def _of_recurrent_layers(self, numbers: int) -> int:
+        return (self.hyperparameters.layers - self.attending) * numbers * np.dtype(np.float32).itemsize
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of a state of all recurrent layers (``native/states.h``)."""
+        numbers = self.hyperparameters
+        values = numbers.delta_value_heads * numbers.delta_value_size
+        channels = 2 * numbers.delta_key_heads * numbers.delta_key_size + values
+        return self._of_recurrent_layers(numbers.delta_key_size * values + (TAPS - 1) * channels)
+
+    @property
+    def record_bytes(self) -> int:
+        """Bytes of what they keep of a token until it is replayed."""
+        numbers = self.hyperparameters
+        values = numbers.delta_value_heads * (numbers.delta_value_size + 2)
+        return self._of_recurrent_layers(2 * numbers.delta_key_heads * numbers.delta_key_size + values)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes that a row takes at most beside its tokens: its state, two behind earlier tokens, one while a pass
+        reads a text, and the records of the text's end."""
+        return 4 * self.state_bytes + 84 * self.record_bytes
 
 
 def describe(header: GGUFHeader) -> Description:
@@ -266,6 +306,7 @@ def _hyperparameters(
         query_key_norm=family.norm_of.value,
         temperature_length=file.number(Keys.Rope.SCALING_ORIG_CTX_LEN, context) if growth else 0,
         gated_attention=family.gated,
+        **_delta_net(file, layers),
         norm_epsilon=file.real(Keys.Attention.LAYERNORM_RMS_EPS),
         embedding_scale=file.real(Keys.LLM.EMBEDDING_SCALE, math.sqrt(hidden) if family.scaled else 1.0),
         attention_scale=file.real(Keys.Attention.SCALE, 1 / math.sqrt(width)),
@@ -283,6 +324,31 @@ def _decoder_layers(file: HeaderReader) -> int:
     if drafting >= blocks:
         raise damaged(file.header.path, f"{drafting} of its {blocks} layers are a draft head's")
     return blocks - drafting
+
+
+def _is_recurrent(file: HeaderReader, layer: int) -> bool:
+    return file.has(f"blk.{layer}.ssm_a")
+
+
+def _delta_net(file: HeaderReader, layers: int) -> dict[str, int]:
+    """The numbers of a model's gated delta nets, none where it has no such layers; C checks the others."""
+    if not any(_is_recurrent(file, layer) for layer in range(layers)):
+        return {}
+    if (taps := file.number(Keys.SSM.CONV_KERNEL)) != TAPS:
+        raise unsupported(file.header, f"convolutions of {taps} tokens")
+    key_heads, value_heads = file.number(Keys.SSM.GROUP_COUNT), file.number(Keys.SSM.TIME_STEP_RANK)
+    values, key_size = file.number(Keys.SSM.INNER_SIZE), file.number(Keys.SSM.STATE_SIZE)
+    if values % value_heads or value_heads % key_heads:
+        raise damaged(file.header.path, f"it has {key_heads} and {value_heads} recurrent heads for {values} numbers")
+    for size in (key_size, values // value_heads):
+        if size % 16 or size > _LARGEST_HEAD:
+            raise unsupported(file.header, f"recurrent heads of {size} dimensions")
+    return {
+        "delta_key_heads": key_heads,
+        "delta_value_heads": value_heads,
+        "delta_key_size": key_size,
+        "delta_value_size": values // value_heads,
+    }
 
 
 def _check(file: HeaderReader, size: int, hidden: int, feed_forward: int) -> None:
@@ -365,11 +431,13 @@ def _layer_tensors(file: HeaderReader, family: Family, numbers: Hyperparameters)
     table = np.zeros((numbers.layers, len(LAYER_TENSORS)), PLACE)
     for layer in range(numbers.layers):
         block = f"blk.{layer}."
-        places = _fused(file, block, numbers)
+        recurrent = _is_recurrent(file, layer)
+        places = dict.fromkeys(_ATTENTION if recurrent else (), ABSENT) | _fused(file, block, numbers, recurrent)
         for name in LAYER_TENSORS:
             if name not in places:
                 key = block + (family.feed_forward_norm if name == _PRE_NORMS[1] else name)
                 required = name in family.tensors or (name not in _EXTRA and name not in family.lacks)
+                required |= recurrent and name in _DELTA_NET
                 places[name] = file.place(key) if required or (name in family.optional and file.has(key)) else ABSENT
         table[layer] = [places[name] for name in LAYER_TENSORS]
     for block in range(numbers.layers, file.number(Keys.LLM.BLOCK_COUNT)):
@@ -377,12 +445,12 @@ def _layer_tensors(file: HeaderReader, family: Family, numbers: Hyperparameters)
     return table
 
 
-def _fused(file: HeaderReader, block: str, numbers: Hyperparameters) -> dict[str, Place]:
+def _fused(file: HeaderReader, block: str, numbers: Hyperparameters, recurrent: bool) -> dict[str, Place]:
     """Tensors of a layer that lie in one with others: queries, keys and values; gate and up."""
     places: dict[str, Place] = {}
     queries = numbers.query_heads * numbers.head_size * (1 + numbers.gated_attention)
     keys = numbers.key_heads * numbers.head_size
-    if file.has(whole := f"{block}attn_qkv.weight"):
+    if not recurrent and file.has(whole := f"{block}attn_qkv.weight"):
         if (rows := file.place(whole).rows) != queries + 2 * keys:
             raise damaged(file.header.path, f"{whole} has {rows} rows, not {queries + 2 * keys}")
         places["attn_q.weight"] = file.part(whole, 0, queries)

@@ -85,6 +85,7 @@ _LAYER = (
     *("self_attn.q_norm.weight", "self_attn.k_norm.weight", "self_attn.o_proj.weight", "no norm of attention's output"),
     *("post_attention_layernorm.weight", "mlp.gate_proj.weight", "mlp.up_proj.weight", "mlp.down_proj.weight"),
     *("no norm of the MLP's output", "self_attn.o_proj.bias"),
+    *["no delta net"] * 9,
 )
 """Tensors of a layer in the order of ``LAYER_TENSORS``."""
 _NORMS_OF_HALVES = ("layers.0.input_layernorm.weight", "layers.0.hidden_norm.weight")
@@ -255,6 +256,7 @@ class NativeHead(NativeRows[NativeHeadRow]):
             weight_format=description.weight_format,
             fingerprint=description.fingerprint,
             slot_bytes=self.loaded.token_bytes,
+            row_bytes=0,
             trees="",
         )
         super().__init__(target._lock)
