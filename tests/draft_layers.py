@@ -27,7 +27,7 @@ _TOKENS, _STEPS, _DEPTH = 40, 100, 2
 
 
 class TorchDraftLayer(nn.Module):
-    """The layer behind a target's (vLLM's ``qwen3_5_mtp`` and llama.cpp's graph have the same order of operations)."""
+    """The layer behind a target's, in llama.cpp's order of operations (``tests.llama_draft_layer``)."""
 
     def __init__(self, config: Qwen3_5TextConfig) -> None:
         super().__init__()

@@ -37,6 +37,7 @@ from draftree.papers.opt_tree import OptTree
 from draftree.policies.methods import find_policy
 from draftree.train.head_architectures import new_eagle
 from tests.draft_layers import PROMPTS, Predictor, greedy, predictor
+from tests.llama_draft_layer import LlamaDraftLayer
 from tests.pairs import policy
 from tests.tiny_gguf import SPECIAL, copy_settings
 
@@ -129,6 +130,14 @@ def test_it_computes_what_layers_of_transformers_do(trained: tuple[Predictor, Pa
     expected = trained[0].logits(text, FURTHER).numpy()
     assert sorted(tokens.tolist()) == list(range(expected.shape[1]))
     assert far(found, expected[:, tokens]) < 1e-3
+
+
+def test_llama_computes_what_layers_of_transformers_do(trained: tuple[Predictor, Path], text: list[int]) -> None:
+    """The layers are put together here: transformers has the classes alone."""
+    model = LlamaDraftLayer(trained[1], *trained[0].output.shape)
+    found = model.logits(text, FURTHER)
+    model.close()
+    assert far(found, trained[0].logits(text, FURTHER).numpy()) < 1e-4
 
 
 @pytest.mark.parametrize("change", [swap_halves, swap_norms, swap_last_norms])
