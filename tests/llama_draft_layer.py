@@ -54,10 +54,10 @@ class LlamaDraftLayer:
     def _decode(self, context: Any, tokens: Sequence[int], first: int, states: Any = None) -> list[NDArray[np.float32]]:
         """[n, V] logits and [n, H] states after tokens at positions from ``first`` on; ``states``: before them."""
         n = len(tokens)
-        columns = [np.array(tokens, np.int32), np.arange(first, first + n, dtype=np.int32), np.ones(n, np.int32)]
-        sequence, wanted = np.zeros(1, np.int32), np.ones(n, np.int8)
-        sequences = np.full(n, sequence.ctypes.data, np.uint64)
-        places = [each.ctypes.data for each in (*columns, sequences, wanted)]
+        positions, sequence = np.arange(first, first + n, dtype=np.int32), np.zeros(1, np.int32)
+        sequences, wanted = np.full(n, sequence.ctypes.data, np.uint64), np.ones(n, np.int8)
+        columns: list[NDArray[Any]] = [np.array(tokens, np.int32), positions, np.ones(n, np.int32), sequences, wanted]
+        places = [each.ctypes.data for each in columns]
         batch = BatchStruct(n, places[0], None if states is None else states.ctypes.data, *places[1:])
         assert self._library.decode(context, batch) == 0, self._library.complaint()
         found = [np.empty((n, size), np.float32) for size in self._sizes]

@@ -103,8 +103,8 @@ class StoredDraftLayer:
         target, can = self._target, self._target.capabilities
         target.track_features(FINAL_STATE)
         place = (c_int32 * MOST_FEATURES)(target.tracked.layers.index(FINAL))
-        attends = dict.fromkeys(("delta_key_heads", "delta_value_heads", "delta_key_size", "delta_value_size"), 0)
-        numbers = replace(target.description.hyperparameters, **attends, layers=1, vocabulary=len(self._tokens))
+        numbers = replace(target.description.hyperparameters, layers=1, vocabulary=len(self._tokens))
+        numbers = replace(numbers, delta_key_heads=0, delta_value_heads=0, delta_key_size=0, delta_value_size=0)
         return HeadDescription(
             name=f"draft layer of {can.name}",
             features=FINAL_STATE,
