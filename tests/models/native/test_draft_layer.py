@@ -286,6 +286,13 @@ def test_what_the_engine_does_not_compute_is_one_line(path: Path, tmp_path: Path
     assert lines(target)[0] == "lookup" and "attn_q.bias" in lines(target)[1][0]
 
 
+def test_a_target_without_attention_is_drafted_for_without_it(path: Path) -> None:
+    target = NativeModel(path)
+    target.description = replace(target.description, layer_tensors=target.description.layer_tensors[:1])
+    name, (line,) = lines(target)
+    assert name == "lookup" and str(path) in line
+
+
 def test_weights_that_are_no_numbers_are_one_line(path: Path, tmp_path: Path) -> None:
     infinite = changed(path, tmp_path, lambda own: own["ffn_up.weight"].__setitem__((3, 4), np.inf))
     with pytest.raises(UnsupportedModelError):

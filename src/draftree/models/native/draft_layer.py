@@ -57,20 +57,10 @@ class StoredDraftLayer:
 
     def __init__(self, target: NativeModel) -> None:
         self._target, self._stored, self._weights = target, dict(target.draft_layer), HeadWeights()
-        self._path, self._tokens, given = (
-            target.description.files[0],
-            draft_tokens(target, MOST_TOKENS),
-            target.description,
-        )
-        vocabulary, hidden = given.hyperparameters.vocabulary, given.hyperparameters.hidden
-        attends = given.layer_tensors["format"][:, LAYER_TENSORS.index("attn_k.weight")] >= 0
-        names = {"ffn_norm.weight": FAMILIES[target.capabilities.architecture].feed_forward_norm}
-        self._layer = [
-            self._place(names.get(name, name), int(like["rows"]), int(like["columns"]))
-            if like["format"] >= 0
-            else ABSENT
-            for name, like in zip(LAYER_TENSORS, given.layer_tensors[attends][-1], strict=True)
-        ]
+        self._path, self._tokens = target.description.files[0], draft_tokens(target, MOST_TOKENS)
+        numbers = target.description.hyperparameters
+        vocabulary, hidden = numbers.vocabulary, numbers.hidden
+        self._layer = self._decoder_layer()
         projection, norms = self._place(_PROJECTION, hidden, 2 * hidden), [self._place(n, 1, hidden) for n in _NORMS]
         self._of_head, self._learns = [projection, ABSENT, ABSENT, *norms], _OUTPUT not in self._stored
         norm = self._place(_OUTPUT_NORM, 1, hidden)
@@ -80,6 +70,18 @@ class StoredDraftLayer:
         self._of_model = [embeddings, norm, output]
         if self._stored:  # it might change what the layer computes
             raise self._unsupported(f"the tensor {min(self._stored)}")
+
+    def _decoder_layer(self) -> list[Place]:
+        """The places of tensors like those of the target's last layer that attends."""
+        layers, names = self._target.description.layer_tensors, dict(zip(LAYER_TENSORS, LAYER_TENSORS, strict=True))
+        names["ffn_norm.weight"] = FAMILIES[self._target.capabilities.architecture].feed_forward_norm
+        attending = layers[layers["format"][:, LAYER_TENSORS.index("attn_k.weight")] >= 0]
+        if not len(attending):
+            raise self._unsupported("attention, of which the target has none,")
+        return [
+            ABSENT if like["format"] < 0 else self._place(name, int(like["rows"]), int(like["columns"]))
+            for name, like in zip(names.values(), attending[-1], strict=True)
+        ]
 
     def _place(self, name: str, rows: int, columns: int, which: NDArray[np.int64] | None = None) -> Place:
         """The place of a tensor of a shape, or of some of its rows."""
