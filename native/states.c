@@ -162,9 +162,10 @@ void keep_states(const StateSizes *sizes, RowStates *states, int32_t length, con
         forget_ahead(sizes, states);
         states->lost = count > trunk;
     } else {
-        move_records(sizes, states, keep, count, 0);
+        move_records(sizes, states, keep, count, states->replayed);
         forget_ahead(sizes, states);
-        states->first_record = states->replayed = trunk;
+        states->replayed += trunk;
+        states->first_record = states->replayed;
     }
 }
 

@@ -134,17 +134,41 @@ def swapped(one: str, other: str) -> Edit:
     """Swap two tensors of layer 0."""
 
     def edit(file: gguf.GGUFReader) -> None:
-        a, b = (
-            tensor.data for name in (one, other) for tensor in file.tensors if tensor.name == f"blk.0.{name}.weight"
-        )
+        a, b = named(file, one), named(file, other)
         a[:], b[:] = b.copy(), a.copy()
 
     return edit
 
 
+def named(file: gguf.GGUFReader, name: str) -> Any:
+    """The numbers of a tensor of layer 0."""
+    (found,) = (t.data for t in file.tensors if t.name.removesuffix(".weight") == f"blk.0.{name}")
+    return found
+
+
+def multiplied(name: str, factor: float) -> Edit:
+    """Multiply a tensor of layer 0."""
+
+    def edit(file: gguf.GGUFReader) -> None:
+        named(file, name)[:] *= np.float32(factor)
+
+    return edit
+
+
+def convolution_shifted(file: gguf.GGUFReader) -> None:
+    """Let each token's inputs be those of the token before it."""
+    taps = named(file, "ssm_conv1d")
+    taps[:] = np.roll(taps, -1, axis=1)
+
+
+def queries_swapped_with_keys(file: gguf.GGUFReader) -> None:
+    mixed = named(file, "attn_qkv")
+    mixed[:256] = np.roll(mixed[:256], 128, axis=0)
+
+
 def gate_left_out(file: gguf.GGUFReader) -> None:
     """Let the gate of each head of layer 0 be one half."""
-    (queries,) = (tensor.data for tensor in file.tensors if tensor.name == "blk.0.attn_q.weight")
+    queries = named(file, "attn_q")
     queries.reshape(-1, 2, 128, queries.shape[-1])[:, 1] = 0
 
 
@@ -172,6 +196,15 @@ CONTROLS: Mapping[str, list[Edit | dict[str, Any]]] = {
     "granite-4": [_BASE, _NORMS, setting("residual_scale", 1.0)],
     "olmo2": [_BASE, _POST, swapped("attn_q", "attn_output")],
     "olmo2-windows": [_BASE, _POST, setting("attention.sliding_window", 17), setting("scaling.factor", 5.0)],
+    "qwen35": [
+        *(
+            swapped("attn_norm", "post_attention_norm"),
+            swapped("ssm_alpha", "ssm_beta"),
+            swapped("ssm_a", "ssm_dt.bias"),
+        ),
+        *(multiplied("ssm_a", 1.1), multiplied("attn_gate", 0), multiplied("ssm_beta", 0)),
+        *(queries_swapped_with_keys, convolution_shifted),
+    ],
     "qwen35-attention": [
         *(_BASE, _HEADS, swapped("attn_norm", "post_attention_norm"), setting("rope.dimension_count", 128)),
         gate_left_out,
