@@ -403,7 +403,7 @@ def _has_draft_layer(target: NativeModel) -> bool:
     try:
         return bool(target.draft_layer and StoredDraftLayer(target))
     except (ModelFileError, UnsupportedModelError) as error:
-        _warn(f"no draft layer drafts: {error}")
+        _warn(f"the draft layer of the target is left out: {error}")
         return False
 
 
