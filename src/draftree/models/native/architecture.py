@@ -440,8 +440,8 @@ def _layer_tensors(file: HeaderReader, family: Family, numbers: Hyperparameters)
                 required |= recurrent and name in _DELTA_NET
                 places[name] = file.place(key) if required or (name in family.optional and file.has(key)) else ABSENT
         table[layer] = [places[name] for name in LAYER_TENSORS]
-    for block in range(numbers.layers, file.number(Keys.LLM.BLOCK_COUNT)):
-        file.leave(f"blk.{block}.")
+    for number in range(numbers.layers, file.number(Keys.LLM.BLOCK_COUNT)):
+        file.leave(f"blk.{number}.")
     return table
 
 
