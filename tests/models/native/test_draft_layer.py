@@ -17,7 +17,7 @@ import torch
 from gguf import GGMLQuantizationType as Format
 from numpy.typing import NDArray
 
-from draftree import Engine, SamplingParams, Speculation
+from draftree import Engine, Generation, SamplingParams, Speculation
 from draftree.drafters.draft_model import EagleSource
 from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.registry import load_drafter
@@ -213,15 +213,18 @@ def test_bits_depend_on_a_nodes_path_alone(tier: str, path: Path, text: list[int
 
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_texts_are_those_of_ar_decoding_and_most_drafts_are_accepted(params: SamplingParams, path: Path) -> None:
-    target = NativeModel(path)
-    plain = Engine(NativeModel(path)).generate(PROMPTS, params)
-    drafter = TreeDrafter(OptTree(0.05), EagleSource(head_of(target), target.capabilities.vocab_size))
-    engine = Engine(target, Speculation(drafter, 4))
-    made, again = engine.generate(PROMPTS, params), engine.generate(PROMPTS, params)
-    for each in (made, again):  # the second time behind kept prefixes
-        assert [g.token_ids for g in each] == [g.token_ids for g in plain]
-    assert [g.stats.accepted for g in made] == [g.stats.accepted for g in again]
-    right, steps = sum(sum(g.stats.accepted[:1]) for g in made), sum(g.stats.steps for g in made)
+    """Trees grow in C and in Python alike, the second time behind kept prefixes."""
+    plain, grown = Engine(NativeModel(path)).generate(PROMPTS, params), list[Sequence[Generation]]()
+    for in_c in (True, False):
+        target = NativeModel(path)
+        drafter = TreeDrafter(OptTree(0.05), EagleSource(head_of(target), target.capabilities.vocab_size))
+        drafter._native = drafter._native if in_c else None
+        engine = Engine(target, Speculation(drafter, 4))
+        grown += [engine.generate(PROMPTS, params) for _ in range(2)]
+    for made in grown:
+        assert [g.token_ids for g in made] == [g.token_ids for g in plain]
+        assert [g.stats.accepted for g in made] == [g.stats.accepted for g in grown[0]]
+    right, steps = sum(sum(g.stats.accepted[:1]) for g in grown[0]), sum(g.stats.steps for g in grown[0])
     assert right > (steps / 2 if params is GREEDY else 0)
 
 
