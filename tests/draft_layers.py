@@ -22,8 +22,8 @@ from transformers.models.qwen3_5.modeling_qwen3_5 import (
 from .checkpoints import checkpoint, converted
 from .families import FAMILIES
 
-PROMPTS = [[(7 * i + 3 * j) % 250 + 3 for j in range(4 + i)] for i in range(4)]
-_TOKENS, _STEPS, _DEPTH = 40, 100, 2
+PROMPTS = [[(7 * i + 3 * j) % 250 + 3 for j in range(6)] for i in range(4)]
+_TOKENS, _STEPS, _DEPTH = 40, 50, 2
 
 
 class TorchDraftLayer(nn.Module):
@@ -55,12 +55,14 @@ class Predictor:
 
     Attributes:
         embeddings, output: [V, H] that the layer reads, and that its logits are of.
+        texts: [B, n] of the target's.
     """
 
     target: PreTrainedModel
     layer: TorchDraftLayer
     embeddings: Tensor
     output: Tensor
+    texts: Tensor
 
     def states(self, ids: Tensor) -> Tensor:
         """[B, n, H] the target's, after its last norm."""
@@ -78,10 +80,10 @@ class Predictor:
             found.append(last[0] @ self.output.T)
         return torch.cat(found)
 
-    def learn(self, texts: Tensor) -> None:
-        """Learn what the target says in [B, n] of its texts nearly by heart, also behind its own predictions."""
+    def learn(self) -> None:
+        """Learn the texts nearly by heart, also behind its own predictions."""
         with torch.no_grad():
-            states, embedded = self.states(texts), self.embeddings[texts[:, 1:]]
+            states, embedded = self.states(self.texts), self.embeddings[self.texts[:, 1:]]
             wanted = (states[:, 1:] @ self.output.T).argmax(-1)
         optimizer = torch.optim.AdamW(self.layer.parameters(), 1e-2, weight_decay=0)
         for _ in range(_STEPS):
@@ -105,12 +107,12 @@ def predictor(folder: Path, *, trained: bool = True) -> tuple[Predictor, Path]:
     torch.manual_seed(1)
     layer = TorchDraftLayer(configuration)
     tables: list[Any] = [target.get_input_embeddings().weight, target.get_output_embeddings().weight]
-    made = Predictor(target, layer, *tables)
+    made = Predictor(target, layer, *tables, greedy(target))
     with torch.no_grad():
         for weight in layer.parameters():
             weight.normal_(std=0.1)
     if trained:
-        made.learn(greedy(target))
+        made.learn()
     layer.requires_grad_(False)
     numbers = json.loads((folder / "config.json").read_text()) | {"mtp_num_hidden_layers": 1}
     (folder / "config.json").write_text(json.dumps(numbers))
@@ -122,11 +124,8 @@ def predictor(folder: Path, *, trained: bool = True) -> tuple[Predictor, Path]:
 
 @torch.no_grad()
 def greedy(target: PreTrainedModel) -> Tensor:
-    """[B, n] the target's greedy texts behind ``PROMPTS``, cut to equal lengths."""
-    texts = list[Tensor]()
-    for prompt in PROMPTS:
-        ids = torch.tensor([prompt])
-        for _ in range(_TOKENS):
-            ids = torch.cat([ids, target(ids, use_cache=False).logits[:, -1:].argmax(-1)], 1)
-        texts.append(ids[:, :_TOKENS])
-    return torch.cat(texts)
+    """[B, n] the target's greedy texts behind ``PROMPTS``."""
+    ids = torch.tensor(PROMPTS)
+    while ids.shape[1] < _TOKENS:
+        ids = torch.cat([ids, target(ids, use_cache=False).logits[:, -1:].argmax(-1)], 1)
+    return ids

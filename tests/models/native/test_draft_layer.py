@@ -38,7 +38,7 @@ from draftree.papers.opt_tree import OptTree
 from draftree.policies.methods import find_policy
 from draftree.scores import Scores
 from draftree.train.head_architectures import new_eagle
-from tests.draft_layers import PROMPTS, Predictor, greedy, predictor
+from tests.draft_layers import PROMPTS, Predictor, predictor
 from tests.llama_draft_layer import LlamaDraftLayer
 from tests.pairs import policy
 from tests.tiny_gguf import SPECIAL, copy_settings
@@ -63,7 +63,7 @@ def path(trained: tuple[Predictor, Path]) -> Path:
 
 @pytest.fixture(scope="module")
 def text(trained: tuple[Predictor, Path]) -> list[int]:
-    found: list[int] = greedy(trained[0].target)[1, :20].tolist()
+    found: list[int] = trained[0].texts[1, :20].tolist()
     return found
 
 
