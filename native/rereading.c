@@ -15,20 +15,18 @@ static int reads_again(const Row *row, const int32_t *parents, int32_t count) {
 }
 
 /* The tokens of a row from its state on, as nodes of the pass that begin there, and behind them the new ones. */
-static void list_again(const Row *row, const Pass *pass, int64_t at, int32_t count, int32_t gap, Pass *all,
+static void list_again(const Row *row, const Pass *pass, int64_t at, int32_t count, int32_t gap, Rereading *all,
                        int64_t to) {
-    int32_t *tokens = (int32_t *)(uintptr_t)all->tokens + to, *parents = (int32_t *)(uintptr_t)all->parents + to;
-    uint8_t *wanted = (uint8_t *)(uintptr_t)all->wanted + to;
     const int32_t old = gap < 0 ? 0 : gap + row->count, shift = gap < 0 ? 0 : gap;
     for (int32_t i = 0; i < old; i++) {
-        tokens[i] = row->states.tokens[row->length - gap + i];
-        parents[i] = i < gap ? i - 1 : row->nodes[i - gap].parent + gap;
-        wanted[i] = 0;
+        all->tokens[to + i] = row->states.tokens[row->length - gap + i];
+        all->parents[to + i] = i < gap ? i - 1 : row->nodes[i - gap].parent + gap;
+        all->wanted[to + i] = 0;
     }
     for (int32_t i = 0; i < count; i++) {
-        tokens[old + i] = pass->tokens[at + i];
-        parents[old + i] = pass->parents[at + i] + shift;
-        wanted[old + i] = pass->wanted[at + i];
+        all->tokens[to + old + i] = pass->tokens[at + i];
+        all->parents[to + old + i] = pass->parents[at + i] + shift;
+        all->wanted[to + old + i] = pass->wanted[at + i];
     }
 }
 
@@ -55,6 +53,25 @@ static int is_unchanged(const Rereading *rereading) {
     return 1;
 }
 
+/* List the nodes of all rows, and take those that are read again from the rows. */
+static void list_all_again(const Model *model, const Pass *pass, Rereading *rereading) {
+    for (int32_t b = 0, at = 0, to = 0; b < pass->row_count; at += pass->counts[b], to += rereading->counts[b++]) {
+        Row *row = find_row(&model->cache, pass->rows[b]);
+        const int32_t gap = rereading->gaps[b];
+        list_again(row, pass, at, pass->counts[b], gap, rereading, to);
+        rereading->counts[b] = pass->counts[b] + (gap < 0 ? 0 : gap + row->count);
+        if (gap < 0)
+            continue;
+        row->length -= gap;
+        row->count = 0;
+        drop_node_states(&model->cache.states, &row->states, 0);
+    }
+    rereading->pass.tokens = rereading->tokens;
+    rereading->pass.parents = rereading->parents;
+    rereading->pass.counts = rereading->counts;
+    rereading->pass.wanted = rereading->wanted;
+}
+
 int begin_rereading(const Model *model, const Pass *pass, Rereading *rereading) {
     const size_t rows = (size_t)pass->row_count + 1, number = sizeof(int32_t);
     *rereading = (Rereading){.pass = *pass, .before = malloc(2 * rows * number)};
@@ -64,28 +81,17 @@ int begin_rereading(const Model *model, const Pass *pass, Rereading *rereading) 
     const size_t nodes = (size_t)find_gaps(model, pass, rereading);
     if (is_unchanged(rereading))
         return DRAFTREE_OK;
-    int32_t *memory = rereading->memory = malloc((3 * nodes + rows) * number + nodes);
+    int32_t *memory = malloc((3 * nodes + rows) * number + nodes);
     if (!memory) {
         free(rereading->before);
         return DRAFTREE_NO_MEMORY;
     }
-    Pass *all = &rereading->pass;
-    int32_t *counts = memory + 3 * nodes;
-    all->tokens = memory;
-    all->parents = memory + nodes;
-    all->counts = counts;
-    all->wanted = (uint8_t *)(counts + rows);
-    for (int32_t b = 0, at = 0, to = 0; b < pass->row_count; at += pass->counts[b], to += counts[b++]) {
-        Row *row = find_row(&model->cache, pass->rows[b]);
-        const int32_t gap = rereading->gaps[b];
-        list_again(row, pass, at, pass->counts[b], gap, all, to);
-        counts[b] = pass->counts[b] + (gap < 0 ? 0 : gap + row->count);
-        if (gap < 0)
-            continue;
-        row->length -= gap;
-        row->count = 0;
-        drop_node_states(&model->cache.states, &row->states, 0);
-    }
+    rereading->tokens = memory;
+    rereading->parents = memory + nodes;
+    rereading->numbers = memory + 2 * nodes;
+    rereading->counts = memory + 3 * nodes;
+    rereading->wanted = (uint8_t *)(rereading->counts + rows);
+    list_all_again(model, pass, rereading);
     return DRAFTREE_OK;
 }
 
@@ -97,15 +103,14 @@ static void restore_row(Model *model, const Rereading *rereading, int32_t b, int
     if (error) {
         drop_node_states(sizes, &row->states, 0);
     } else {
-        int32_t *numbers = rereading->memory + 2 * (rereading->pass.parents - rereading->pass.tokens);
         for (int32_t i = 0; i < count; i++)
-            numbers[i] = i;
-        keep_states(sizes, &row->states, row->length, numbers, count, gap);
+            rereading->numbers[i] = i;
+        keep_states(sizes, &row->states, row->length, rereading->numbers, count, gap);
     }
     row->length += gap;
     row->count = 0;
     for (int32_t i = gap; i < count; i++)
-        append_node(row, rereading->pass.parents[at + i] - gap);
+        append_node(row, rereading->parents[at + i] - gap);
     if (error) {
         row->states.lost = 1;
         drop_nodes(&model->cache, row, row->count);
@@ -119,7 +124,7 @@ void end_rereading(Model *model, Rereading *rereading, int error) {
             restore_row(model, rereading, b, at, error);
         else if (error)
             drop_nodes(&model->cache, find_row(&model->cache, pass->rows[b]), rereading->before[b]);
-    free(rereading->memory);
+    free(rereading->tokens);
     free(rereading->before);
 }
 

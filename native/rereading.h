@@ -9,7 +9,8 @@ typedef struct {
     Pass pass;
     int32_t *before; /* [rows] nodes of each row before the pass */
     int32_t *gaps; /* [rows] committed tokens that are read again, before all nodes; -1: the row reads nothing again */
-    int32_t *memory;
+    int32_t *tokens, *parents, *counts, *numbers; /* of such a pass, else NULL; numbers: scratch */
+    uint8_t *wanted;
 } Rereading;
 
 /* Begin a pass, which is checked; 0, or DRAFTREE_NO_MEMORY: nothing has changed. Then rows that read again have lost
