@@ -77,7 +77,7 @@ class StoredDraftLayer:
         names["ffn_norm.weight"] = FAMILIES[self._target.capabilities.architecture].feed_forward_norm
         attending = layers[layers["format"][:, LAYER_TENSORS.index("attn_k.weight")] >= 0]
         if not len(attending):
-            raise self._unsupported("attention, of which the target has none,")
+            raise damaged(self._path, "its draft layer attends to tokens, and no other layer does")
         return [
             ABSENT if like["format"] < 0 else self._place(name, int(like["rows"]), int(like["columns"]))
             for name, like in zip(names.values(), attending[-1], strict=True)

@@ -112,10 +112,8 @@ def describe_head(name: str, arrays: HeadArrays, target: NativeModel, packed: Fo
     ]
     of_head = tensors.get("fc.weight"), tensors.get("fc.bias"), np.concatenate(norms) if norms else None
     head_places = [*map(weights.place, (*of_head, *halves))]
-    norm, multiplied = (
-        weights.place(tensors.get("norm.weight")),
-        weights.multiplied(len(arrays.ids) * head.learns, target),
-    )
+    norm = weights.place(tensors.get("norm.weight"))
+    multiplied = weights.multiplied(len(arrays.ids) * head.learns, target)
     embeddings = weights.embeddings(tensors.get("embed_tokens.weight"))  # which a pass looks up only
     return HeadDescription(
         name=name,
