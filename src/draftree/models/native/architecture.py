@@ -17,8 +17,10 @@ from numpy.typing import NDArray
 
 from ..gguf.gguf_file import GGUFHeader
 from ..gguf.metadata import damaged
-from ..rope import frequencies, yarn, yarn_magnitude
+from ..rope import frequencies
+from .delta_nets import TAPS, delta_net, is_recurrent
 from .header_reader import ABSENT, WINDOW_PATTERN, HeaderReader, Place, unsupported
+from .rope_scaling import scaled_frequencies
 
 LAYER_TENSORS = (
     "attn_norm.weight",
@@ -42,14 +44,10 @@ _PRE_NORMS, _POST_NORMS = (LAYER_TENSORS[0], LAYER_TENSORS[11]), (LAYER_TENSORS[
 _ATTENTION = (*LAYER_TENSORS[1:4], *_HEAD_NORMS, LAYER_TENSORS[9])
 """Of layers of Qwen 3.5 that attend; recurrent ones have a gated delta net in their place."""
 _DELTA_NET = LAYER_TENSORS[17:]
-TAPS = 4
-"""Of the convolution of delta nets, in C."""
 _EXTRA = {*_BIASES, *_OUTPUT_BIAS, *_HEAD_NORMS, *_POST_NORMS, *_DELTA_NET}
 """That Llama's layers lack."""
 
 _LARGEST_HEAD = 256
-_SAME_MAGNITUDE = 1e-3
-"""How far magnitudes differ that are the same, one written in a few digits."""
 PLACE = np.dtype([("offset", "i8"), ("format", "i4"), ("rows", "i4"), ("columns", "i4")], align=True)
 """``TensorPlace`` of the C interface."""
 
@@ -306,7 +304,7 @@ def _hyperparameters(
         query_key_norm=family.norm_of.value,
         temperature_length=file.number(Keys.Rope.SCALING_ORIG_CTX_LEN, context) if growth else 0,
         gated_attention=family.gated,
-        **_delta_net(file, layers),
+        **delta_net(file, layers),
         norm_epsilon=file.real(Keys.Attention.LAYERNORM_RMS_EPS),
         embedding_scale=file.real(Keys.LLM.EMBEDDING_SCALE, math.sqrt(hidden) if family.scaled else 1.0),
         attention_scale=file.real(Keys.Attention.SCALE, 1 / math.sqrt(width)),
@@ -324,31 +322,6 @@ def _decoder_layers(file: HeaderReader) -> int:
     if drafting >= blocks:
         raise damaged(file.header.path, f"{drafting} of its {blocks} layers are a draft head's")
     return blocks - drafting
-
-
-def _is_recurrent(file: HeaderReader, layer: int) -> bool:
-    return file.has(f"blk.{layer}.ssm_a")
-
-
-def _delta_net(file: HeaderReader, layers: int) -> dict[str, int]:
-    """The numbers of a model's gated delta nets, none where it has no such layers; C checks the others."""
-    if not any(_is_recurrent(file, layer) for layer in range(layers)):
-        return {}
-    if (taps := file.number(Keys.SSM.CONV_KERNEL)) != TAPS:
-        raise unsupported(file.header, f"convolutions of {taps} tokens")
-    key_heads, value_heads = file.number(Keys.SSM.GROUP_COUNT), file.number(Keys.SSM.TIME_STEP_RANK)
-    values, key_size = file.number(Keys.SSM.INNER_SIZE), file.number(Keys.SSM.STATE_SIZE)
-    if values % value_heads or value_heads % key_heads:
-        raise damaged(file.header.path, f"it has {key_heads} and {value_heads} recurrent heads for {values} numbers")
-    for size in (key_size, values // value_heads):
-        if size % 16 or size > _LARGEST_HEAD:
-            raise unsupported(file.header, f"recurrent heads of {size} dimensions")
-    return {
-        "delta_key_heads": key_heads,
-        "delta_value_heads": value_heads,
-        "delta_key_size": key_size,
-        "delta_value_size": values // value_heads,
-    }
 
 
 def _check(file: HeaderReader, size: int, hidden: int, feed_forward: int) -> None:
@@ -376,7 +349,7 @@ def _ropes(
     file: HeaderReader, family: Family, size: int, local: NDArray[np.bool_]
 ) -> tuple[NDArray[np.float64], NDArray[np.int32], tuple[float, float]]:
     """[tables, size / 2] frequencies, [layers] which of them a layer has, and the magnitudes of what each rotates."""
-    scaled, magnitude = _scaled_frequencies(file, size)
+    scaled, magnitude = scaled_frequencies(file, size)
     if every := family.unrotated_every:
         second, layers = np.zeros_like(scaled), np.arange(len(local)) % every == every - 1
     elif family.rotates_windows and local.any():
@@ -389,49 +362,12 @@ def _ropes(
     return np.stack([scaled, second]), layers.astype(np.int32), (magnitude, 1.0)
 
 
-def _scaled_frequencies(file: HeaderReader, size: int) -> tuple[NDArray[np.float64], float]:
-    """Frequencies as a file scales them to long contexts, and the magnitude of rotated vectors.
-
-    By a factor for each: Llama 3 (``rope_freqs``), LongRoPE (arXiv 2402.13753); by one for all, "linear"; YaRN (arXiv
-    2309.00071, section 3.2): by one for those that turn seldom within the context that was trained on.
-    """
-    base = file.real(Keys.Rope.FREQ_BASE, 10000.0)
-    if base <= 1:
-        raise damaged(file.header.path, f"the base of its rope frequencies is {base}")
-    plain, magnitude = frequencies(base, size), file.real(Keys.Rope.SCALING_ATTN_FACTOR, 1.0)
-    trained = file.number(Keys.Rope.SCALING_ORIG_CTX_LEN, file.number(Keys.LLM.CONTEXT_LENGTH))
-    if file.has("rope_factors_long.weight"):
-        names = ("rope_factors_short.weight", "rope_factors_long.weight")
-        both = [file.vector(name) for name in names]  # both count as read
-        long = file.number(Keys.LLM.CONTEXT_LENGTH) > trained
-        divisors = both[long]
-    else:
-        divisors = file.vector("rope_freqs.weight") if file.has("rope_freqs.weight") else np.ones_like(plain)
-    if len(divisors) != len(plain):
-        raise damaged(file.header.path, f"it has {len(divisors)} factors for {len(plain)} rope frequencies")
-    plain = plain / divisors
-    factor = file.real(Keys.Rope.SCALING_FACTOR, 1.0)
-    kind = file.metadata.text(Keys.Rope.SCALING_TYPE)
-    if kind in ("none", "longrope") or factor == 1:
-        return plain, magnitude
-    if kind in (None, "linear"):
-        return plain / factor, magnitude
-    if kind != "yarn":
-        raise unsupported(file.header, f"rope scaling {kind!r}")
-    betas = (file.real(Keys.Rope.SCALING_YARN_BETA_FAST, 32.0), file.real(Keys.Rope.SCALING_YARN_BETA_SLOW, 1.0))
-    magnitude *= yarn_magnitude(factor) / yarn_magnitude(factor, file.real(Keys.Rope.SCALING_YARN_LOG_MUL, 0.0))
-    stated = file.real(Keys.Rope.SCALING_YARN_ATTN_FACTOR, magnitude)
-    if abs(stated / magnitude - 1) > _SAME_MAGNITUDE:
-        raise unsupported(file.header, f"a magnitude of {stated} by YaRN")
-    return yarn(plain, base, trained, factor, *betas), magnitude
-
-
 def _layer_tensors(file: HeaderReader, family: Family, numbers: Hyperparameters) -> NDArray[np.void]:
     """Places of the layers' tensors; C checks their shapes."""
     table = np.zeros((numbers.layers, len(LAYER_TENSORS)), PLACE)
     for layer in range(numbers.layers):
         block = f"blk.{layer}."
-        recurrent = _is_recurrent(file, layer)
+        recurrent = is_recurrent(file, layer)
         places = dict.fromkeys(_ATTENTION if recurrent else (), ABSENT) | _fused(file, block, numbers, recurrent)
         for name in LAYER_TENSORS:
             if name not in places:
