@@ -106,8 +106,9 @@ def predictor(folder: Path, *, trained: bool = True) -> tuple[Predictor, Path]:
     target.requires_grad_(False)
     torch.manual_seed(1)
     layer = TorchDraftLayer(configuration)
-    tables: list[Any] = [target.get_input_embeddings().weight, target.get_output_embeddings().weight]
-    made = Predictor(target, layer, *tables, greedy(target))
+    embeddings: Any = target.get_input_embeddings().weight
+    output: Any = target.get_output_embeddings().weight
+    made = Predictor(target, layer, embeddings, output, greedy(target))
     with torch.no_grad():
         for weight in layer.parameters():
             weight.normal_(std=0.1)
