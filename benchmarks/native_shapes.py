@@ -31,6 +31,7 @@ class Shape:
     Attributes:
         tied: its output layer is its embeddings.
         normed: queries and keys have norms.
+        key_states, value_states: heads of Qwen 3.5's recurrent layers, which are three of four; 0: all layers attend.
     """
 
     architecture: str
@@ -45,6 +46,16 @@ class Shape:
     tied: bool
     normed: bool
     head: int = 128
+    key_states: int = 0
+    value_states: int = 0
+
+    def attends(self, layer: int) -> bool:
+        return not self.key_states or layer % _INTERVAL == _INTERVAL - 1
+
+    @property
+    def attending(self) -> int:
+        """How many layers attend."""
+        return sum(map(self.attends, range(self.layers)))
 
     @property
     def key_bytes(self) -> int:
@@ -60,10 +71,13 @@ class Shape:
         return sum(rows * size for rows, size in sized)
 
     def attention_alone(self, layers: int) -> Shape:
-        """A model whose passes over long contexts are little else than the same attention."""
+        """A model whose passes over long contexts are little else than the same attention, in so many layers."""
+        layers *= _INTERVAL if self.key_states else 1
         return replace(self, layers=layers, feed_forward=256, vocabulary=20480, tied=True)
 
 
+_INTERVAL, _STATE, _TAPS = 4, 128, 4
+"""One of so many layers of Qwen 3.5 attends; dimensions of its recurrent heads; inputs of a convolution."""
 SHAPES: Mapping[str, Shape] = {
     "qwen3-4b": Shape(
         architecture="qwen3",
@@ -77,6 +91,38 @@ SHAPES: Mapping[str, Shape] = {
         rope_base=1e6,
         tied=True,
         normed=True,
+    ),
+    "qwen3.5-0.8b": Shape(
+        architecture="qwen35",
+        hidden=1024,
+        layers=24,
+        heads=8,
+        key_heads=2,
+        feed_forward=3584,
+        vocabulary=248320,
+        context=262144,
+        rope_base=1e7,
+        tied=True,
+        normed=True,
+        head=256,
+        key_states=16,
+        value_states=16,
+    ),
+    "qwen3.5-4b": Shape(
+        architecture="qwen35",
+        hidden=2560,
+        layers=32,
+        heads=16,
+        key_heads=4,
+        feed_forward=9216,
+        vocabulary=248320,
+        context=262144,
+        rope_base=1e7,
+        tied=True,
+        normed=True,
+        head=256,
+        key_states=16,
+        value_states=32,
     ),
     "llama-8b": Shape(
         architecture="llama",
@@ -106,7 +152,8 @@ def write(path: Path, shape: Shape, report: Callable[[int], None] = lambda layer
     tensors = list(_tensors(shape))
     for name, rows, columns, kind in tensors:
         if kind is None:
-            writer.add_tensor_info(name, (columns,), np.dtype(np.float32), 4 * columns)
+            size = (columns,) if rows == 1 else (rows, columns)
+            writer.add_tensor_info(name, size, np.dtype(np.float32), 4 * rows * columns)
         else:
             row = _row_bytes(kind, columns)
             writer.add_tensor_info(name, (rows, row), np.dtype(np.uint8), rows * row, kind)
@@ -116,7 +163,7 @@ def write(path: Path, shape: Shape, report: Callable[[int], None] = lambda layer
     blocks = {kind: _blocks(kind, shape.hidden) for kind in _SCALES}
     for name, rows, columns, kind in tensors:
         if kind is None:
-            writer.write_tensor_data(np.ones(columns, np.float32))
+            writer.write_tensor_data(np.full(rows * columns, -1 if name.endswith("ssm_a") else 1, np.float32))
         else:
             writer.write_tensor_data(np.resize(blocks[kind], rows * _row_bytes(kind, columns)))
         if name.endswith(_LAST):
@@ -137,7 +184,7 @@ def _row_bytes(kind: GGMLQuantizationType, columns: int) -> int:
 
 
 def _tensors(shape: Shape) -> Iterator[_Tensor]:
-    keys, queries, hidden = shape.key_heads * shape.head, shape.heads * shape.head, shape.hidden
+    hidden = shape.hidden
     yield "token_embd.weight", shape.vocabulary, hidden, Q6 if shape.tied else Q4
     if not shape.tied:
         yield "output.weight", shape.vocabulary, hidden, Q6
@@ -147,17 +194,36 @@ def _tensors(shape: Shape) -> Iterator[_Tensor]:
         more = layer < eighth or layer >= 7 * shape.layers // 8 or (layer - eighth) % 3 == 2
         precise = Q6 if more else Q4
         yield f"{block}attn_norm.weight", 1, hidden, None
-        yield f"{block}attn_q.weight", queries, hidden, Q4
-        yield f"{block}attn_k.weight", keys, hidden, Q4
-        yield f"{block}attn_v.weight", keys, hidden, precise
-        if shape.normed:
-            yield f"{block}attn_q_norm.weight", 1, shape.head, None
-            yield f"{block}attn_k_norm.weight", 1, shape.head, None
-        yield f"{block}attn_output.weight", hidden, queries, Q4
-        yield f"{block}ffn_norm.weight", 1, hidden, None
+        yield from _attention(shape, block, precise) if shape.attends(layer) else _delta_net(shape, block)
+        norm = "post_attention_norm" if shape.key_states else "ffn_norm"
+        yield f"{block}{norm}.weight", 1, hidden, None
         yield f"{block}ffn_gate.weight", shape.feed_forward, hidden, Q4
         yield f"{block}ffn_up.weight", shape.feed_forward, hidden, Q4
         yield f"{block}{_LAST}", hidden, shape.feed_forward, precise
+
+
+def _attention(shape: Shape, block: str, precise: GGMLQuantizationType) -> Iterator[_Tensor]:
+    keys, queries, hidden = shape.key_heads * shape.head, shape.heads * shape.head, shape.hidden
+    yield f"{block}attn_q.weight", queries * (2 if shape.key_states else 1), hidden, Q4
+    yield f"{block}attn_k.weight", keys, hidden, Q4
+    yield f"{block}attn_v.weight", keys, hidden, precise
+    if shape.normed:
+        yield f"{block}attn_q_norm.weight", 1, shape.head, None
+        yield f"{block}attn_k_norm.weight", 1, shape.head, None
+    yield f"{block}attn_output.weight", hidden, queries, Q4
+
+
+def _delta_net(shape: Shape, block: str) -> Iterator[_Tensor]:
+    keys, values, hidden = shape.key_states * _STATE, shape.value_states * _STATE, shape.hidden
+    yield f"{block}attn_qkv.weight", 2 * keys + values, hidden, Q4
+    yield f"{block}attn_gate.weight", values, hidden, Q4
+    yield f"{block}ssm_alpha.weight", shape.value_states, hidden, Q4
+    yield f"{block}ssm_beta.weight", shape.value_states, hidden, Q4
+    yield f"{block}ssm_conv1d.weight", 2 * keys + values, _TAPS, None
+    yield f"{block}ssm_dt.bias", 1, shape.value_states, None
+    yield f"{block}ssm_a", 1, shape.value_states, None
+    yield f"{block}ssm_norm.weight", 1, _STATE, None
+    yield f"{block}ssm_out.weight", hidden, values, Q4
 
 
 def _blocks(kind: GGMLQuantizationType, columns: int) -> NDArray[np.uint8]:
@@ -184,7 +250,17 @@ def _add_numbers(writer: gguf.GGUFWriter, shape: Shape) -> None:
     writer.add_head_count_kv(shape.key_heads)
     writer.add_key_length(shape.head)
     writer.add_value_length(shape.head)
-    writer.add_rope_dimension_count(shape.head)
+    if shape.key_states:
+        writer.add_rope_dimension_count(shape.head // 4)
+        writer.add_rope_dimension_sections([shape.head // 8 // 3 + i for i in (1, 1, 0)] + [0])
+        writer.add_full_attention_interval(_INTERVAL)
+        writer.add_ssm_conv_kernel(_TAPS)
+        writer.add_ssm_state_size(_STATE)
+        writer.add_ssm_group_count(shape.key_states)
+        writer.add_ssm_time_step_rank(shape.value_states)
+        writer.add_ssm_inner_size(shape.value_states * _STATE)
+    else:
+        writer.add_rope_dimension_count(shape.head)
     writer.add_rope_freq_base(shape.rope_base)
     writer.add_layer_norm_rms_eps(1e-6)
     writer.add_vocab_size(shape.vocabulary)

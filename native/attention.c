@@ -70,13 +70,13 @@ static const float *attention_head_bias(const float *bias, const Architecture *a
     return bias ? bias + (int64_t)head * a->head_size : NULL;
 }
 
-void prepare_attention_heads(const Part *part, const Layer *layer, int number) {
+void prepare_attention_heads(const Part *part, const Layer *layer) {
     const Architecture *a = part->a;
     Workspace *work = part->work;
     const float *rotations = work->rotation + (int64_t)layer->rope * CHUNK * a->rope_size;
     for (int head = part->thread; head < a->query_heads; head += part->threads)
         for (int i = 0; i < part->count; i++)
-            prepare_attention_head(part, work->query + i * query_size(a) + (int64_t)head * a->head_size,
+            prepare_attention_head(part, work->query + i * gated_query_size(a) + head * gated_head_size(a),
                                    attention_head_bias(layer->query_bias, a, head), layer->query_norm,
                                    rotations + (int64_t)i * a->rope_size);
     /* From the last thread on: the first ones may have had a query head more. */
@@ -87,7 +87,7 @@ void prepare_attention_heads(const Part *part, const Layer *layer, int number) {
             prepare_attention_head(part, key, attention_head_bias(layer->key_bias, a, head), layer->key_norm,
                                    rotations + (int64_t)i * a->rope_size);
             prepare_attention_head(part, value, attention_head_bias(layer->value_bias, a, head), NULL, NULL);
-            const KvHeadCache cache = kv_head_cache(&part->model->cache, work->nodes[i].row, number, head);
+            const KvHeadCache cache = kv_head_cache(&part->model->cache, work->nodes[i].row, layer->place, head);
             part->vector->store(&cache, work->nodes[i].cell, key, value);
         }
 }
@@ -113,7 +113,7 @@ static void start_query(const PassNode *node, int window, Query *query) {
     query->scale = node->attention_scale;
 }
 
-static void start_attention(const Part *part, const AttentionItem *item, const Layer *layer, int number, float *scores,
+static void start_attention(const Part *part, const AttentionItem *item, const Layer *layer, float *scores,
                             Attention *attention) {
     const Architecture *a = part->a;
     Workspace *work = part->work;
@@ -125,7 +125,7 @@ static void start_attention(const Part *part, const AttentionItem *item, const L
         const int64_t head = (int64_t)item->head * group + index % group;
         Query *query = &attention->queries[r];
         start_query(&work->nodes[i], layer->window, query);
-        query->query = work->query + i * query_size(a) + head * a->head_size;
+        query->query = work->query + i * gated_query_size(a) + head * gated_head_size(a);
         query->output = work->attended + i * query_size(a) + head * a->head_size;
         last_cell = work->nodes[i].cell > last_cell ? work->nodes[i].cell : last_cell;
         first = query->first < first ? query->first : first;
@@ -137,23 +137,32 @@ static void start_attention(const Part *part, const AttentionItem *item, const L
         attention->scores[r] = scores + r * work->score_stride;
         query->weights = attention->scores[r] + query->first - attention->first_block * BLOCK_CELLS;
     }
-    attention->cache = kv_head_cache(&part->model->cache, work->nodes[item->first_node].row, number, item->head);
+    attention->cache = kv_head_cache(&part->model->cache, work->nodes[item->first_node].row, layer->place, item->head);
 }
 
 /* Item i, whose scores all threads write beside one another. */
-static void start_shared(const Part *part, int i, const Layer *layer, int number, Attention *attention) {
+static void start_shared(const Part *part, int i, const Layer *layer, Attention *attention) {
     const AttentionItem *item = &part->work->items[i];
     float *scores = part->work->scores + (int64_t)i * item->count * part->work->score_stride;
-    start_attention(part, item, layer, number, scores, attention);
+    start_attention(part, item, layer, scores, attention);
+}
+
+/* Dimensions [first, last) of what the queries attend to; the gate of a head lies behind its query. */
+static void sum_values(const Part *part, const Attention *attention, int first, int last) {
+    part->vector->values(&attention->cache, attention->count, attention->queries, first, last);
+    for (int r = 0; part->a->gated_attention && r < attention->count; r++) {
+        const Query *query = &attention->queries[r];
+        part->vector->logistic_gate(query->query + part->a->head_size + first, query->output + first, last - first);
+    }
 }
 
 /* Few queries: every key head's blocks, then its queries, then its dimensions are shared by the threads. */
-static void attend_together(const Part *part, const Layer *layer, int number) {
+static void attend_together(const Part *part, const Layer *layer) {
     const Workspace *work = part->work;
     const int threads = part->threads, size = part->a->head_size;
     Attention attention;
     for (int i = 0; i < work->item_count; i++) {
-        start_shared(part, i, layer, number, &attention);
+        start_shared(part, i, layer, &attention);
         const int blocks = attention.last_block - attention.first_block;
         const Share own = share(blocks, (part->thread + i) % threads, threads);
         float *scores[QUERIES_TOGETHER];
@@ -164,7 +173,7 @@ static void attend_together(const Part *part, const Layer *layer, int number) {
     }
     pool_barrier(part->model->pool, part->thread);
     for (int i = 0, turn = 0; i < work->item_count; i++) {
-        start_shared(part, i, layer, number, &attention);
+        start_shared(part, i, layer, &attention);
         for (int r = 0; r < attention.count; r++, turn++)
             if (turn % threads == part->thread)
                 part->vector->softmax(&attention.queries[r]);
@@ -174,16 +183,15 @@ static void attend_together(const Part *part, const Layer *layer, int number) {
     while (pieces * work->item_count < 2 * threads && size % (32 * pieces) == 0)
         pieces *= 2;
     for (int i = 0, turn = 0; i < work->item_count; i++) {
-        start_shared(part, i, layer, number, &attention);
+        start_shared(part, i, layer, &attention);
         for (int piece = 0; piece < pieces; piece++, turn++)
             if (turn % threads == part->thread)
-                part->vector->values(&attention.cache, attention.count, attention.queries, size * piece / pieces,
-                                     size * (piece + 1) / pieces);
+                sum_values(part, &attention, size * piece / pieces, size * (piece + 1) / pieces);
     }
 }
 
 /* Many queries: each thread takes items of about the same cost in all. */
-static void attend_apart(const Part *part, const Layer *layer, int number) {
+static void attend_apart(const Part *part, const Layer *layer) {
     const Workspace *work = part->work;
     const int64_t total = work->items[work->item_count - 1].cost;
     float *scores = work->scores + (int64_t)QUERIES_TOGETHER * part->thread * work->score_stride;
@@ -193,20 +201,20 @@ static void attend_apart(const Part *part, const Layer *layer, int number) {
         const int64_t middle = (before + work->items[i].cost) / 2;
         if (middle * part->threads / total != part->thread)
             continue;
-        start_attention(part, &work->items[i], layer, number, scores, &attention);
+        start_attention(part, &work->items[i], layer, scores, &attention);
         part->vector->scores(&attention.cache, attention.count, attention.queries, attention.first_block,
                              attention.last_block, attention.scores);
         for (int r = 0; r < attention.count; r++)
             part->vector->softmax(&attention.queries[r]);
-        part->vector->values(&attention.cache, attention.count, attention.queries, 0, part->a->head_size);
+        sum_values(part, &attention, 0, part->a->head_size);
     }
 }
 
-void attend(const Part *part, const Layer *layer, int number) {
+void attend(const Part *part, const Layer *layer) {
     if (part->work->split)
-        attend_together(part, layer, number);
+        attend_together(part, layer);
     else
-        attend_apart(part, layer, number);
+        attend_apart(part, layer);
 }
 
 /* ---- what queries share a reading of the cache */

@@ -12,9 +12,9 @@ void norm_attention_heads(const Part *part, const Layer *layer);
 
 /* Bias, norm and rotation of queries and keys; keys and values go to the cache. One thread writes a key head: its new
  * cells share cache lines. */
-void prepare_attention_heads(const Part *part, const Layer *layer, int number);
+void prepare_attention_heads(const Part *part, const Layer *layer);
 
 /* The attended values of all queries; threads share each query, or each takes some. */
-void attend(const Part *part, const Layer *layer, int number);
+void attend(const Part *part, const Layer *layer);
 
 #endif

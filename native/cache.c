@@ -160,10 +160,12 @@ static void drop_pages(Cache *cache, Row *row, int32_t from) {
 void drop_nodes(Cache *cache, Row *row, int32_t count) {
     row->count = count;
     drop_pages(cache, row, pages_of(row->length + count) + 1); /* the next nodes need one more */
+    drop_node_states(&cache->states, &row->states, count);
 }
 
 static void close_row(Cache *cache, Row *row) {
     drop_pages(cache, row, 0);
+    close_states(&cache->states, &row->states);
     release(row->learned_tiles, learned_bytes(cache, row->learned_capacity));
     free(row->learned);
     free(row->pages);
@@ -220,7 +222,8 @@ int draftree_fork(Model *model, int32_t row, int32_t length, int32_t *fork) {
         return error;
     Row *copy = &cache->rows[number];
     source = &cache->rows[row]; /* the list of rows may have moved */
-    if (reserve_page_list(copy, pages) || copy_learned(cache, source, length, copy)) {
+    if (reserve_page_list(copy, pages) || copy_learned(cache, source, length, copy) ||
+        fork_states(&cache->states, &source->states, length, &copy->states)) {
         close_row(cache, copy);
         return DRAFTREE_NO_MEMORY;
     }
@@ -351,6 +354,7 @@ int draftree_cut(Model *model, int32_t row, int32_t length) {
         return DRAFTREE_BAD_ROW;
     if (length < 0 || length > found->length)
         return DRAFTREE_BAD_ARGUMENT;
+    cut_states(&model->cache.states, &found->states, length);
     cut_row(&model->cache, found, length);
     return DRAFTREE_OK;
 }
@@ -362,6 +366,7 @@ int draftree_commit(Model *model, int32_t row, const int32_t *path, int32_t coun
     if (count < 0 || !is_path(found, path, count))
         return DRAFTREE_BAD_TREE;
     move_nodes(&model->cache, found, path, count);
+    keep_states(&model->cache.states, &found->states, found->length, path, count, count);
     cut_row(&model->cache, found, found->length + count);
     return DRAFTREE_OK;
 }
@@ -389,6 +394,7 @@ int draftree_prune(Model *model, int32_t number, const int32_t *keep, int32_t co
         if (number_among(keep, count, trunk, row->nodes[keep[i]].parent) == -2)
             return DRAFTREE_BAD_TREE;
     move_nodes(&model->cache, row, keep, count);
+    keep_states(&model->cache.states, &row->states, row->length, keep, count, trunk);
     row->length += trunk;
     row->count = 0;
     /* A new parent's number is below its child's old one: nodes not yet read are not overwritten. */

@@ -12,6 +12,7 @@
 
 #include <stdint.h>
 
+#include "states.h"
 #include "vector.h"
 
 /* An uncommitted node. Its path is cells 0 .. run - 1 after the committed ones, and the rest of its ancestors. */
@@ -41,11 +42,12 @@ typedef struct {
     int32_t learned_count;
     int32_t learned_capacity;
     uint8_t *learned_tiles; /* their rows of the target's output layer, packed */
+    RowStates states;
 } Row;
 
 typedef struct {
-    int layers;
-    int heads; /* of keys */
+    int layers; /* that attend */
+    int heads;  /* of keys */
     int head_size;
     int state_size;
     size_t learned_tile_bytes; /* of a tile of learned rows; 0: nothing is learned */
@@ -55,7 +57,8 @@ typedef struct {
     int32_t row_count;
     uint8_t **spare; /* pages that nobody holds, kept for the next row */
     int32_t spare_count;
-    int64_t bytes; /* of the pages that rows hold */
+    int64_t bytes;     /* of what rows hold: pages, states, records */
+    StateSizes states; /* of recurrent layers */
 } Cache;
 
 void start_cache(Cache *cache, int layers, int heads, int head_size, int state_size);

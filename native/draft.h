@@ -3,7 +3,7 @@
 #ifndef DRAFTREE_DRAFT_H
 #define DRAFTREE_DRAFT_H
 
-#include "draftree.h"
+#include "draftree_drafts.h"
 
 /* What may follow scored nodes: node i has counts[i] candidates, from i * width on, the most probable first. */
 typedef struct {

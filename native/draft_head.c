@@ -59,18 +59,22 @@ static void join_inputs(const Part *part) {
     }
 }
 
-/* EAGLE-3: both halves are normed apart, and the residual stream is the state. */
+static void norm_in_place(const Part *part, const float *norm, float *x) {
+    if (norm)
+        part->vector->rms_norm(x, norm, part->a->hidden, part->a->norm_epsilon, x);
+}
+
+/* Both halves are normed apart. The residual stream of EAGLE-3 is the state. */
 static void norm_inputs(const Part *part) {
-    const Model *model = part->model;
+    const DraftHead *draft_head = part->model->draft_head;
     const int64_t hidden = part->a->hidden;
-    const float epsilon = part->a->norm_epsilon;
     for (int i = 0; i < part->count; i++) {
         float *embedding = part->inputs + i * 2 * hidden, *state = embedding + hidden;
         float *residual = part->residual + i * hidden;
         memcpy(residual, state, (size_t)hidden * sizeof *state);
-        part->vector->rms_norm(embedding, model->layers->attention_norm, hidden, epsilon, embedding);
-        part->vector->rms_norm(state, model->draft_head->state_norm, hidden, epsilon, state);
-        if (model->draft_head->architecture.norms_residual)
+        norm_in_place(part, draft_head->embedding_norm, embedding);
+        norm_in_place(part, draft_head->state_norm, state);
+        if (draft_head->architecture.norms_residual)
             memcpy(residual, state, (size_t)hidden * sizeof *state);
     }
 }
@@ -94,9 +98,8 @@ void read_states(const Part *part) {
     if (fuses)
         fuse_features(part);
     join_inputs(part);
-    if (fuses)
-        norm_inputs(part);
-    else
+    norm_inputs(part);
+    if (!fuses)
         project_inputs(part);
 }
 

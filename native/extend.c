@@ -2,7 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "model.h"
+#include "rereading.h"
 
 enum { MOST_PASS_NODES = 1 << 28 }; /* of a pass */
 
@@ -95,8 +95,13 @@ static int reserve_all(Model *model, const Pass *pass, int64_t logits) {
     if (!grown)
         return DRAFTREE_NO_MEMORY;
     model->logits = grown;
-    for (int32_t b = 0; b < pass->row_count; b++) {
-        int error = reserve_nodes(&model->cache, find_row(&model->cache, pass->rows[b]), pass->counts[b]);
+    for (int32_t b = 0, at = 0; b < pass->row_count; at += pass->counts[b++]) {
+        Row *row = find_row(&model->cache, pass->rows[b]);
+        int error = reserve_nodes(&model->cache, row, pass->counts[b]);
+        if (!error && model->cache.states.layers)
+            error = reserve_states(&model->cache.states, &row->states, row->count, pass->counts[b],
+                                   nodes_in_place(row, pass->parents + at, pass->counts[b]),
+                                   row->length + row->count + pass->counts[b]);
         if (error)
             return error;
     }
@@ -104,10 +109,17 @@ static int reserve_all(Model *model, const Pass *pass, int64_t logits) {
 }
 
 static int run_chunk_of(Model *model) {
+    Workspace *work = &model->work;
     int error = prepare_attention(model);
     if (!error)
+        error = prepare_walks(model);
+    if (!error) {
         run_chunk(model);
-    model->work.count = 0;
+        for (int32_t i = 0; model->cache.states.layers && i < work->count; i++)
+            if (!i || work->nodes[i].row != work->nodes[i - 1].row)
+                settle_states(&model->cache.states, &work->nodes[i].row->states, work->nodes[i].row->count);
+    }
+    work->count = 0;
     return error;
 }
 
@@ -130,6 +142,8 @@ static int run_all(Model *model, const Pass *pass) {
             };
             if (model->draft_head)
                 find_state(model, pass, b, at, node);
+            if (model->cache.states.layers)
+                row->states.tokens[node->cell] = node->token;
             if (work->count == CHUNK)
                 error = run_chunk_of(model);
         }
@@ -146,28 +160,27 @@ static int extend(Model *model, const Pass *pass) {
     }
     if (pass->row_count < 0 || nodes > MOST_PASS_NODES)
         return DRAFTREE_BAD_ARGUMENT;
-    int32_t *scratch = malloc((size_t)(nodes + pass->row_count + 1) * sizeof *scratch);
-    if (!scratch)
+    int32_t *depths = malloc((size_t)(nodes + 1) * sizeof *depths);
+    if (!depths)
         return DRAFTREE_NO_MEMORY;
-    int32_t *before = scratch + nodes; /* nodes of each row */
-    int error = check_nodes(model, pass, scratch);
+    Rereading rereading;
+    int error = check_nodes(model, pass, depths);
+    free(depths);
+    if (!error)
+        error = begin_rereading(model, pass, &rereading);
+    if (error)
+        return error;
     for (int64_t i = 0; i < nodes; i++)
         slots += pass->wanted[i] != 0;
-    if (!error) {
-        for (int32_t b = 0; b < pass->row_count; b++)
-            before[b] = find_row(&model->cache, pass->rows[b])->count;
-        model->slot_count = 0; /* their logits are written over */
-        if (model->draft_head)
-            error = list_slots(model, pass, slots);
-        if (!error)
-            error = reserve_all(model, pass, slots * model->logit_stride);
-        if (!error)
-            error = run_all(model, pass);
-        for (int32_t b = 0; error && b < pass->row_count; b++)
-            drop_nodes(&model->cache, find_row(&model->cache, pass->rows[b]), before[b]);
-        model->slot_count = error ? 0 : (int32_t)slots;
-    }
-    free(scratch);
+    model->slot_count = 0; /* their logits are written over */
+    if (model->draft_head)
+        error = list_slots(model, pass, slots);
+    if (!error)
+        error = reserve_all(model, &rereading.pass, slots * model->logit_stride);
+    if (!error)
+        error = run_all(model, &rereading.pass);
+    end_rereading(model, &rereading, error);
+    model->slot_count = error ? 0 : (int32_t)slots;
     return error;
 }
 

@@ -5,6 +5,15 @@
 
 static int in_range(int64_t value, int64_t low, int64_t high) { return value >= low && value <= high; }
 
+/* All numbers of delta nets are 0, or each is in its range. */
+static int fits_delta_nets(const Architecture *a) {
+    if (!a->delta_key_heads)
+        return !a->delta_value_heads && !a->delta_key_size && !a->delta_value_size;
+    return in_range(a->delta_key_heads, 1, 1024) && in_range(a->delta_value_heads, 1, 1024) &&
+           a->delta_value_heads % a->delta_key_heads == 0 && in_range(a->delta_key_size, 16, 256) &&
+           a->delta_key_size % 16 == 0 && in_range(a->delta_value_size, 16, 256) && a->delta_value_size % 16 == 0;
+}
+
 static int check_architecture(const Architecture *a, char message[256]) {
     struct {
         const char *name;
@@ -26,6 +35,10 @@ static int check_architecture(const Architecture *a, char message[256]) {
         {"activation", in_range(a->activation, ACTIVATION_SILU, ACTIVATION_GELU_TANH), a->activation},
         {"norm of queries and keys", in_range(a->query_key_norm, NORM_OF_HEADS, NORM_OF_ALL_HEADS), a->query_key_norm},
         {"length of a temperature", in_range(a->temperature_length, 0, INT32_MAX), a->temperature_length},
+        {"gating of attention",
+         in_range(a->gated_attention, 0, 1) && !(a->gated_attention && a->query_key_norm == NORM_OF_ALL_HEADS),
+         a->gated_attention},
+        {"number of key heads of delta nets, with their sizes,", fits_delta_nets(a), a->delta_key_heads},
     };
     for (size_t i = 0; i < sizeof rules / sizeof *rules; i++)
         if (!rules[i].fits)
@@ -55,6 +68,13 @@ static int copy_layers(Model *model, const LoadSource *source) {
             return fail(source->message, "a rope frequency is %g", source->rope_frequencies[i]);
         model->rope_frequencies[i] = source->rope_frequencies[i];
     }
+    int attending = 0, recurrent = 0;
+    for (int layer = 0; layer < a->layers; layer++) {
+        const int of_delta_net = source->layers[(size_t)layer * LAYER_TENSORS + DELTA_INPUT].format >= 0;
+        if (of_delta_net && !a->delta_key_heads)
+            return fail(source->message, "layer %d is recurrent, in a model without states", layer);
+        model->layers[layer].place = of_delta_net ? recurrent++ : attending++;
+    }
     for (int layer = 0; layer < a->layers && source->layer_rope; layer++) {
         const int32_t rope = source->layer_rope[layer], window = source->layer_window[layer];
         if (!in_range(rope, 0, a->rope_tables - 1) || window < 0)
@@ -73,7 +93,15 @@ static int load(Model *model, const LoadSource *source) {
         error = read_weights(model, source);
     if (error)
         return error;
-    start_cache(&model->cache, a->layers, a->key_heads, a->head_size, a->hidden);
+    int recurrent = 0;
+    for (int layer = 0; layer < a->layers; layer++)
+        recurrent += is_recurrent(&model->layers[layer]);
+    start_cache(&model->cache, a->layers - recurrent, a->key_heads, a->head_size, a->hidden);
+    model->cache.states = (StateSizes){.layers = recurrent,
+                                       .matrices = delta_values(a) * a->delta_key_size,
+                                       .channels = delta_channels(a),
+                                       .heads = a->delta_value_heads,
+                                       .bytes = &model->cache.bytes};
     return start_workspace(model);
 }
 

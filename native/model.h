@@ -23,13 +23,20 @@ typedef struct {
     float *query_bias, *key_bias, *value_bias;
     float *query_norm, *key_norm;
     float *output_bias;
+    PackedMatrix delta_input, delta_gate, delta_decay, delta_rate, delta_output;
+    float *delta_convolution;        /* [TAPS][channels] */
+    float *delta_time, *delta_speed; /* [value heads] */
+    float *delta_norm;
+    int place;  /* among the layers that attend, or among the recurrent ones */
     int rope;   /* row of the rope tables */
     int window; /* tokens that are attended to; 0: all */
 } Layer;
 
+static inline int is_recurrent(const Layer *layer) { return layer->delta_input.tiles != NULL; }
+
 /* A node as the layers see it. */
 typedef struct {
-    const Row *row;
+    Row *row;
     int32_t token;
     int32_t position;
     int32_t cell;
@@ -51,6 +58,39 @@ typedef struct {
     int64_t cost; /* of this item and all before it */
 } AttentionItem;
 
+/* Where a walk finds the inputs of a token: node i of the chunk: i; -1, -2, -3: so many tokens behind its first state;
+ * from here down: those of a record. */
+enum { RECORDED_INPUT = -1 - PAST };
+
+/* A token of a walk: it makes the state on one level from that on another. */
+typedef struct {
+    int32_t node;     /* of the chunk; -1: it only leads to one */
+    int32_t record;   /* of the row, which a node writes; -1: it has none */
+    int32_t from, to; /* levels; to -1: no state is needed behind it */
+    int32_t inputs[TAPS];
+    State *kept; /* the state behind it is copied there; else NULL */
+} Move;
+
+/* A state of a row, and what of its nodes is computed from there (walks.c). */
+typedef struct {
+    const Row *row;
+    const State *from;    /* NULL: zeros */
+    int32_t first, count; /* of the moves */
+} Walk;
+
+typedef struct {
+    Walk walks[2 * CHUNK];
+    int32_t count;
+    Move *moves;
+    int32_t move_count;
+    int64_t move_capacity;
+    int32_t most_moves, levels; /* of a walk */
+    int32_t *lists;             /* while walks are planned */
+    int64_t list_capacity;
+    float *scratch; /* [threads][scratch_stride] */
+    int64_t scratch_stride, scratch_capacity;
+} Walks;
+
 /* What a thread alone writes. */
 typedef struct {
     float *residual; /* [CHUNK][hidden] */
@@ -66,10 +106,15 @@ typedef struct {
     ThreadSpace *own; /* [threads] */
     float *scores;    /* of QUERIES_TOGETHER queries of each thread, score_stride apart */
     float *rotation;  /* [ROPE_TABLES][CHUNK][rope_size]: cosines, then sines */
-    float *query;     /* [CHUNK][query_heads x head_size] */
+    float *query;     /* [CHUNK][query_heads x head_size]; with gates [CHUNK][query_heads][2 x head_size] */
     float *key;       /* [CHUNK][key_heads x head_size] */
     float *value;
-    float *attended;  /* [CHUNK][query_heads x head_size] */
+    float *attended;                   /* [CHUNK][query_heads x head_size, or all values of a delta net] */
+    float *delta_inputs;               /* [CHUNK][channels] */
+    float *delta_gates;                /* [CHUNK][values] */
+    float *delta_decays, *delta_rates; /* [CHUNK][value heads in whole tiles] */
+    float *zeros;                      /* [channels] */
+    Walks walks;
     float *projected; /* [CHUNK][hidden] */
     float *gate;      /* [CHUNK][feed_forward] */
     float *up;
@@ -95,7 +140,7 @@ typedef struct {
     const Model *target;
     int32_t last_place; /* the last of the hidden states that it reads, among those that the target tracks */
     PackedMatrix input;
-    float *input_bias, *feature_norm, *state_norm;
+    float *input_bias, *feature_norm, *embedding_norm, *state_norm;
     int32_t *tokens; /* [vocabulary] of the output layer */
     uint8_t *known;  /* [tokens of the target] which are among them */
 } DraftHead;
@@ -142,9 +187,21 @@ void free_workspace(Model *model);
 /* The outputs in whole tiles, before those that rows have learned. */
 static inline int64_t output_stride(const Model *model) { return tiles_of(model->architecture.vocabulary) * TILE_ROWS; }
 
-/* Numbers of a token's queries, and of its keys, over all heads. */
+/* Numbers of a token's queries, and of its keys, over all heads; of its queries with their gates, and of a head's. */
 static inline int64_t query_size(const Architecture *a) { return (int64_t)a->query_heads * a->head_size; }
 static inline int64_t key_size(const Architecture *a) { return (int64_t)a->key_heads * a->head_size; }
+static inline int64_t gated_head_size(const Architecture *a) {
+    return (int64_t)a->head_size * (1 + a->gated_attention);
+}
+static inline int64_t gated_query_size(const Architecture *a) { return a->query_heads * gated_head_size(a); }
+
+/* Of a delta net: the values of a token, and the inputs of its convolution (queries and keys of key heads, values). */
+static inline int64_t delta_values(const Architecture *a) {
+    return (int64_t)a->delta_value_heads * a->delta_value_size;
+}
+static inline int64_t delta_channels(const Architecture *a) {
+    return 2 * (int64_t)a->delta_key_heads * a->delta_key_size + delta_values(a);
+}
 
 /* What extend is called with (draftree.h). */
 typedef struct {
@@ -162,7 +219,9 @@ void find_state(const Model *model, const Pass *pass, int32_t b, int32_t at, Pas
 
 /* One chunk of a pass: work.nodes are filled in and their cells reserved. */
 void run_chunk(Model *model);
-/* Before that: where its nodes are, and which queries share a reading of the cache; 0 or an error code. */
+/* Before that: where its nodes are, and which queries share a reading of the cache; how recurrent layers walk through
+ * them. Both return 0 or an error code. */
 int prepare_attention(Model *model);
+int prepare_walks(Model *model);
 
 #endif

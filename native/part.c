@@ -18,7 +18,7 @@ void multiply_share(const Part *part, const Activations *x, const Product *produ
         const int64_t first = own.first > before ? own.first - before : 0;
         const int64_t last = own.last - before < size ? own.last - before : size;
         if (first < last)
-            part->linear->multiply(matrix, first, last, x, products[i].y, matrix->rows);
+            part->linear->multiply(matrix, first, last, x, products[i].y, size * TILE_ROWS);
         before += size;
     }
 }

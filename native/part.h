@@ -26,7 +26,7 @@ typedef struct {
     uint8_t *groups;
 } Part;
 
-/* A product and where its outputs go. */
+/* A product and where its outputs go, a column's in whole tiles. */
 typedef struct {
     const PackedMatrix *matrix;
     float *y;

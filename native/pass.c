@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "attention.h"
+#include "delta.h"
 
 /* The columns of the residual stream, normed; without a weight as they are. */
 static void normalise(const Part *part, const float *weight) {
@@ -53,7 +54,7 @@ static void keep_hidden(const Part *part, int layer, const float *states) {
         }
 }
 
-static void attention_block(const Part *part, const Layer *layer, int number) {
+static void attention_block(const Part *part, const Layer *layer) {
     const Architecture *a = part->a;
     Workspace *work = part->work;
     Pool *pool = part->model->pool;
@@ -70,15 +71,40 @@ static void attention_block(const Part *part, const Layer *layer, int number) {
         norm_attention_heads(part, layer);
         pool_barrier(pool, part->thread);
     }
-    prepare_attention_heads(part, layer, number);
+    prepare_attention_heads(part, layer);
     pool_barrier(pool, part->thread);
-    attend(part, layer, number);
+    attend(part, layer);
     pool_barrier(pool, part->thread);
     x = columns(part, work->attended, query_size(a), part->count, format_is_quantized(layer->output.format));
     const Product output = {&layer->output, work->projected};
     multiply_share(part, &x, &output, 1);
     pool_barrier(pool, part->thread);
     add_to_residual(part, work->projected, layer->output_bias, layer->attention_post_norm);
+}
+
+/* A gated delta net in place of attention. */
+static void delta_block(const Part *part, const Layer *layer) {
+    Workspace *work = part->work;
+    Pool *pool = part->model->pool;
+    const Product products[] = {{&layer->delta_input, work->delta_inputs},
+                                {&layer->delta_gate, work->delta_gates},
+                                {&layer->delta_decay, work->delta_decays},
+                                {&layer->delta_rate, work->delta_rates}};
+    int quantized = 0;
+    for (int i = 0; i < 4; i++)
+        quantized |= format_is_quantized(products[i].matrix->format);
+    normalise(part, layer->attention_norm);
+    Activations x = columns(part, part->normed, part->a->hidden, part->count, quantized);
+    multiply_share(part, &x, products, 4);
+    pool_barrier(pool, part->thread);
+    walk_states(part, layer);
+    pool_barrier(pool, part->thread);
+    const int64_t values = delta_values(part->a);
+    x = columns(part, work->attended, values, part->count, format_is_quantized(layer->delta_output.format));
+    const Product output = {&layer->delta_output, work->projected};
+    multiply_share(part, &x, &output, 1);
+    pool_barrier(pool, part->thread);
+    add_to_residual(part, work->projected, NULL, layer->attention_post_norm);
 }
 
 /* A thread's gates and ups are the same columns, in whole groups: it multiplies and quantizes them by itself. */
@@ -162,7 +188,10 @@ static void run_part(void *argument, int thread, int threads) {
     compute_rotations(&part);
     for (int number = 0; number < model->architecture.layers; number++) {
         keep_hidden(&part, number, part.residual);
-        attention_block(&part, &model->layers[number], number);
+        if (is_recurrent(&model->layers[number]))
+            delta_block(&part, &model->layers[number]);
+        else
+            attention_block(&part, &model->layers[number]);
         feed_forward_block(&part, &model->layers[number]);
     }
     keep_hidden(&part, model->architecture.layers, part.residual);

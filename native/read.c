@@ -85,11 +85,29 @@ static const uint8_t *read_bytes(const Stored *stored, int64_t offset, size_t by
     return file < 0 || read_file(stored->files[file], buffer, bytes, offset) ? NULL : buffer;
 }
 
-static int decode_vector(const TensorPlace *place, const uint8_t *source, float *vector) {
+static int all_finite(const float *numbers, int32_t count) {
     int finite = 1;
-    format_decode_row(place->format, source, place->columns, vector);
-    for (int32_t i = 0; i < place->columns; i++)
-        finite &= isfinite(vector[i]) != 0;
+    for (int32_t i = 0; i < count; i++)
+        finite &= isfinite(numbers[i]) != 0;
+    return finite;
+}
+
+/* A vector, or the rows of few columns of a matrix that is kept as columns. */
+static int decode_vector(const TensorPlace *place, const uint8_t *source, int64_t first, int64_t end, float *vector) {
+    if (place->rows == 1) {
+        format_decode_row(place->format, source, place->columns, vector);
+        return all_finite(vector, place->columns);
+    }
+    int finite = 1;
+    float numbers[MOST_COLUMNS];
+    for (int64_t row = first; row < end; row++) {
+        format_decode_row(place->format,
+                          source + (size_t)(row - first) * format_row_bytes(place->format, place->columns),
+                          place->columns, numbers);
+        finite &= all_finite(numbers, place->columns);
+        for (int32_t i = 0; i < place->columns; i++)
+            vector[(int64_t)i * place->rows + row] = numbers[i];
+    }
     return finite;
 }
 
@@ -97,7 +115,7 @@ static int decode_vector(const TensorPlace *place, const uint8_t *source, float 
 static int convert(const Tensor *tensor, const uint8_t *source, int64_t first, int64_t end) {
     const TensorPlace *place = tensor->place;
     if (tensor->vector)
-        return decode_vector(place, source, tensor->vector);
+        return decode_vector(place, source, first, end, tensor->vector);
     const size_t bytes = row_bytes(tensor), tile_bytes = packed_tile_bytes(place->format, place->columns);
     int finite = 1;
     for (int64_t row = first; row < end; row += TILE_ROWS)

@@ -22,10 +22,10 @@ typedef struct {
     const char *name;
     int layer; /* -1: the model's own */
     uint8_t *tiles;
-    float *vector;
+    float *vector; /* [columns][rows] of a matrix, which has MOST_COLUMNS at most */
 } Tensor;
 
-enum { TENSOR_NAME = 64 };
+enum { TENSOR_NAME = 64, MOST_COLUMNS = 16 };
 
 /* What people call a tensor. */
 void name_tensor(const Tensor *tensor, char name[TENSOR_NAME]);

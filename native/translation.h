@@ -2,7 +2,7 @@
 #ifndef DRAFTREE_TRANSLATION_H
 #define DRAFTREE_TRANSLATION_H
 
-#include "draftree.h"
+#include "draftree_drafts.h"
 
 /* What was put for a key (draftree_translation_put). It is valid until something is put. */
 typedef struct {

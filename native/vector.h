@@ -41,6 +41,14 @@ typedef struct {
     float scale; /* of the scores */
 } Query;
 
+/* What a token does to the state of a value head of a gated delta net, a matrix of a row for each dimension of keys. */
+typedef struct {
+    const float *key, *query; /* [size] */
+    const float *value;       /* of all columns */
+    float decay, rate;
+    int size; /* a multiple of 16 */
+} DeltaToken;
+
 struct VectorKernels {
     /* y = x / sqrt(mean(x^2) + epsilon) * weight; y may be x. */
     void (*rms_norm)(const float *x, const float *weight, int64_t length, float epsilon, float *y);
@@ -49,6 +57,17 @@ struct VectorKernels {
     /* y = activation(gate) * up */
     void (*silu_gate)(const float *gate, const float *up, int64_t length, float *y);
     void (*gelu_gate)(const float *gate, const float *up, int64_t length, float *y);
+    /* x = x times the logistic function of the gate */
+    void (*logistic_gate)(const float *gate, float *x, int64_t length);
+
+    /* y = silu of a convolution: the sum of inputs[tap] x taps[tap x stride], the oldest of the four first. */
+    void (*convolve)(const float *const *inputs, const float *taps, int64_t stride, int64_t count, float *y);
+    /* x = x / sqrt(sum(x^2) + 1e-6) x length */
+    void (*unit)(float *x, float length, int64_t count);
+    /* Columns [column, column + 16) of a state, [size][16], behind a token: to = decay x from + key (rate (value -
+     * decay x key from)); output = query to. NULL: to is not kept, the token has no output. Sums run in four chains of
+     * fused multiply-adds over the keys. */
+    void (*delta)(const float *from, float *to, const DeltaToken *token, int64_t column, float *output);
 
     /* Write one cell of a head; `key` and `value` are [head_size]. */
     void (*store)(const KvHeadCache *cache, int cell, const float *key, const float *value);

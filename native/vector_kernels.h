@@ -2,6 +2,7 @@
 #include "formats.h"
 #include "lanes.h"
 #include "noise.h"
+#include "states.h"
 #include "vector.h"
 
 #define NOINLINE __attribute__((noinline))
@@ -69,6 +70,13 @@ static void gelu_gate(const float *gate, const float *up, int64_t length, float 
         store(y + i, gated(x, cubic * splat(1.5957691216f)) * load(up + i));
     }
 }
+
+static void logistic_gate(const float *gate, float *x, int64_t length) {
+    for (int64_t i = 0; i < length; i += WIDTH)
+        store(x + i, gated(load(x + i), load(gate + i)));
+}
+
+#include "delta_kernels.h"
 
 /* A block of keys, and the value of a cell. */
 ALWAYS_INLINE uint16_t *key_block(const KvHeadCache *cache, int block) {
@@ -428,5 +436,5 @@ static void add_noise(uint64_t key, const int32_t *tokens, int count, float scal
 }
 
 #define VECTOR_KERNELS                                                                                                 \
-    {rms_norm, add,    scale,  silu_gate,        gelu_gate,    store_cell, score,                                      \
-     softmax,  values, argmax, exponential_sums, tokens_below, add_noise}
+    {rms_norm,   add,   scale,   silu_gate, gelu_gate, logistic_gate,    convolve,     unit,     delta,                \
+     store_cell, score, softmax, values,    argmax,    exponential_sums, tokens_below, add_noise}

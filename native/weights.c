@@ -8,35 +8,66 @@ enum { ALIGNMENT = 64 };
 
 /* Numbers of a model that shapes of its tensors are made of. INPUTS: what the first layer reads, which is as wide as
  * embedding and state side by side in EAGLE-3. NORMED_QUERIES, NORMED_KEYS: what their norms are over. */
-typedef enum { ONE, HIDDEN, INPUTS, QUERIES, KEYS, NORMED_QUERIES, NORMED_KEYS, WIDE } Size;
+typedef enum {
+    ONE,
+    HIDDEN,
+    INPUTS,
+    QUERIES,
+    GATED_QUERIES,
+    KEYS,
+    NORMED_QUERIES,
+    NORMED_KEYS,
+    WIDE,
+    CHANNELS,
+    VALUES,
+    VALUE_HEADS,
+    VALUE_SIZE,
+    INPUTS_OF_TAPS,
+} Size;
 
-/* A tensor of a layer: vectors are kept as floats, matrices are packed. */
+/* Which layers have a tensor: all, some, those that attend, recurrent ones. */
+typedef enum { IN_ALL, IN_SOME, IN_ATTENDING, IN_RECURRENT } Where;
+
+/* A tensor of a layer: vectors, and columns of few numbers, are kept as floats, matrices are packed. */
 static const struct {
     const char *name;
     size_t place; /* in Layer */
     Size rows, columns;
-    int vector, optional;
+    int vector;
+    Where where;
 } LAYER[LAYER_TENSORS] = {
-    [ATTENTION_NORM] = {"attention norm", offsetof(Layer, attention_norm), ONE, HIDDEN, 1, 0},
-    [QUERY] = {"query", offsetof(Layer, query), QUERIES, INPUTS, 0, 0},
-    [KEY] = {"key", offsetof(Layer, key), KEYS, INPUTS, 0, 0},
-    [VALUE] = {"value", offsetof(Layer, value), KEYS, INPUTS, 0, 0},
-    [QUERY_BIAS] = {"query bias", offsetof(Layer, query_bias), ONE, QUERIES, 1, 1},
-    [KEY_BIAS] = {"key bias", offsetof(Layer, key_bias), ONE, KEYS, 1, 1},
-    [VALUE_BIAS] = {"value bias", offsetof(Layer, value_bias), ONE, KEYS, 1, 1},
-    [QUERY_NORM] = {"query norm", offsetof(Layer, query_norm), ONE, NORMED_QUERIES, 1, 1},
-    [KEY_NORM] = {"key norm", offsetof(Layer, key_norm), ONE, NORMED_KEYS, 1, 1},
-    [ATTENTION_OUTPUT] = {"attention output", offsetof(Layer, output), HIDDEN, QUERIES, 0, 0},
-    [ATTENTION_POST_NORM] = {"attention post-norm", offsetof(Layer, attention_post_norm), ONE, HIDDEN, 1, 1},
-    [FEED_FORWARD_NORM] = {"feed-forward norm", offsetof(Layer, feed_forward_norm), ONE, HIDDEN, 1, 0},
-    [GATE] = {"gate", offsetof(Layer, gate), WIDE, HIDDEN, 0, 0},
-    [UP] = {"up", offsetof(Layer, up), WIDE, HIDDEN, 0, 0},
-    [DOWN] = {"down", offsetof(Layer, down), HIDDEN, WIDE, 0, 0},
-    [FEED_FORWARD_POST_NORM] = {"feed-forward post-norm", offsetof(Layer, feed_forward_post_norm), ONE, HIDDEN, 1, 1},
-    [ATTENTION_OUTPUT_BIAS] = {"attention output bias", offsetof(Layer, output_bias), ONE, HIDDEN, 1, 1},
+    [ATTENTION_NORM] = {"attention norm", offsetof(Layer, attention_norm), ONE, HIDDEN, 1, IN_ALL},
+    [QUERY] = {"query", offsetof(Layer, query), GATED_QUERIES, INPUTS, 0, IN_ATTENDING},
+    [KEY] = {"key", offsetof(Layer, key), KEYS, INPUTS, 0, IN_ATTENDING},
+    [VALUE] = {"value", offsetof(Layer, value), KEYS, INPUTS, 0, IN_ATTENDING},
+    [QUERY_BIAS] = {"query bias", offsetof(Layer, query_bias), ONE, QUERIES, 1, IN_SOME},
+    [KEY_BIAS] = {"key bias", offsetof(Layer, key_bias), ONE, KEYS, 1, IN_SOME},
+    [VALUE_BIAS] = {"value bias", offsetof(Layer, value_bias), ONE, KEYS, 1, IN_SOME},
+    [QUERY_NORM] = {"query norm", offsetof(Layer, query_norm), ONE, NORMED_QUERIES, 1, IN_SOME},
+    [KEY_NORM] = {"key norm", offsetof(Layer, key_norm), ONE, NORMED_KEYS, 1, IN_SOME},
+    [ATTENTION_OUTPUT] = {"attention output", offsetof(Layer, output), HIDDEN, QUERIES, 0, IN_ATTENDING},
+    [ATTENTION_POST_NORM] = {"attention post-norm", offsetof(Layer, attention_post_norm), ONE, HIDDEN, 1, IN_SOME},
+    [FEED_FORWARD_NORM] = {"feed-forward norm", offsetof(Layer, feed_forward_norm), ONE, HIDDEN, 1, IN_ALL},
+    [GATE] = {"gate", offsetof(Layer, gate), WIDE, HIDDEN, 0, IN_ALL},
+    [UP] = {"up", offsetof(Layer, up), WIDE, HIDDEN, 0, IN_ALL},
+    [DOWN] = {"down", offsetof(Layer, down), HIDDEN, WIDE, 0, IN_ALL},
+    [FEED_FORWARD_POST_NORM] = {"feed-forward post-norm", offsetof(Layer, feed_forward_post_norm), ONE, HIDDEN, 1,
+                                IN_SOME},
+    [ATTENTION_OUTPUT_BIAS] = {"attention output bias", offsetof(Layer, output_bias), ONE, HIDDEN, 1, IN_SOME},
+    [DELTA_INPUT] = {"delta net's input", offsetof(Layer, delta_input), CHANNELS, HIDDEN, 0, IN_RECURRENT},
+    [DELTA_GATE] = {"delta net's gate", offsetof(Layer, delta_gate), VALUES, HIDDEN, 0, IN_RECURRENT},
+    [DELTA_DECAY] = {"delta net's decay", offsetof(Layer, delta_decay), VALUE_HEADS, HIDDEN, 0, IN_RECURRENT},
+    [DELTA_RATE] = {"delta net's rate", offsetof(Layer, delta_rate), VALUE_HEADS, HIDDEN, 0, IN_RECURRENT},
+    [DELTA_CONVOLUTION] = {"delta net's convolution", offsetof(Layer, delta_convolution), CHANNELS, INPUTS_OF_TAPS, 1,
+                           IN_RECURRENT},
+    [DELTA_TIME] = {"delta net's time", offsetof(Layer, delta_time), ONE, VALUE_HEADS, 1, IN_RECURRENT},
+    [DELTA_SPEED] = {"delta net's speed", offsetof(Layer, delta_speed), ONE, VALUE_HEADS, 1, IN_RECURRENT},
+    [DELTA_NORM] = {"delta net's norm", offsetof(Layer, delta_norm), ONE, VALUE_SIZE, 1, IN_RECURRENT},
+    [DELTA_OUTPUT] = {"delta net's output", offsetof(Layer, delta_output), HIDDEN, VALUES, 0, IN_RECURRENT},
 };
 static const char *const MODEL_NAMES[MODEL_TENSORS] = {"embedding", "output norm", "output"};
-static const char *const DRAFT_HEAD_NAMES[DRAFT_HEAD_TENSORS] = {"input", "input bias", "feature norm", "state norm"};
+static const char *const DRAFT_HEAD_NAMES[DRAFT_HEAD_TENSORS] = {"input", "input bias", "feature norm",
+                                                                 "embedding norm", "state norm"};
 
 /* The shape that a tensor must have: rows x columns. */
 typedef struct {
@@ -44,8 +75,8 @@ typedef struct {
     int optional;
 } Shape;
 
-/* The first layer of EAGLE-3 reads embeddings and states side by side; that of EAGLE-1 may lack a norm. */
-static Shape layer_shape(const Model *model, int layer, int tensor) {
+/* The first layer of EAGLE-3 reads embeddings and states side by side; that of any head may lack a norm of its own. */
+static Shape layer_shape(const Model *model, const LoadSource *source, int layer, int tensor) {
     const Architecture *a = &model->architecture;
     const int first = model->draft_head && !layer, joins = first && model->draft_head->architecture.fuses_states;
     const int whole = a->query_key_norm == NORM_OF_ALL_HEADS;
@@ -55,14 +86,22 @@ static Shape layer_shape(const Model *model, int layer, int tensor) {
         [HIDDEN] = a->hidden,
         [INPUTS] = joins ? 2 * (int64_t)a->hidden : a->hidden,
         [QUERIES] = queries,
+        [GATED_QUERIES] = gated_query_size(a),
         [KEYS] = keys,
         [NORMED_QUERIES] = whole ? queries : a->head_size,
         [NORMED_KEYS] = whole ? keys : a->head_size,
         [WIDE] = a->feed_forward,
+        [CHANNELS] = delta_channels(a),
+        [VALUES] = delta_values(a),
+        [VALUE_HEADS] = a->delta_value_heads,
+        [VALUE_SIZE] = a->delta_value_size,
+        [INPUTS_OF_TAPS] = TAPS,
     };
+    const int recurrent = source->layers[(size_t)layer * LAYER_TENSORS + DELTA_INPUT].format >= 0;
+    const Where where = LAYER[tensor].where;
+    const int lacking = where == IN_SOME || where == (recurrent ? IN_ATTENDING : IN_RECURRENT);
     const int pre_norm = tensor == ATTENTION_NORM || tensor == FEED_FORWARD_NORM;
-    const int optional =
-        LAYER[tensor].optional || (pre_norm && !model->draft_head) || (tensor == ATTENTION_NORM && first && !joins);
+    const int optional = lacking || (pre_norm && !model->draft_head) || (tensor == ATTENTION_NORM && first);
     return (Shape){sizes[LAYER[tensor].rows], sizes[LAYER[tensor].columns], optional};
 }
 
@@ -84,7 +123,7 @@ static Shape draft_head_shape(const Model *model, int tensor) {
     case INPUT: return (Shape){hidden, draft_head->fuses_states ? features : 2 * hidden, 0};
     case INPUT_BIAS: return (Shape){1, hidden, 1};
     case FEATURE_NORM: return (Shape){1, features, 1};
-    default: return (Shape){1, hidden, !draft_head->fuses_states}; /* STATE_NORM */
+    default: return (Shape){1, hidden, !draft_head->fuses_states}; /* EMBEDDING_NORM, STATE_NORM */
     }
 }
 
@@ -140,7 +179,8 @@ static uint8_t *arena_take(WeightArena *arena, size_t bytes) {
 static void place_vector(WeightArena *arena, Tensor tensor, float **vector) {
     if (tensor.place->format < 0)
         return;
-    tensor.vector = (float *)(void *)arena_take(arena, (size_t)tensor.place->columns * sizeof(float));
+    tensor.vector =
+        (float *)(void *)arena_take(arena, (size_t)tensor.place->rows * (size_t)tensor.place->columns * sizeof(float));
     if (!tensor.vector)
         return;
     *vector = tensor.vector;
@@ -209,6 +249,7 @@ static void lay_out_weights(WeightArena *arena) {
     place_matrix(arena, draft_head_tensor(source, INPUT), &model->draft_head->input);
     place_vector(arena, draft_head_tensor(source, INPUT_BIAS), &model->draft_head->input_bias);
     place_vector(arena, draft_head_tensor(source, FEATURE_NORM), &model->draft_head->feature_norm);
+    place_vector(arena, draft_head_tensor(source, EMBEDDING_NORM), &model->draft_head->embedding_norm);
     place_vector(arena, draft_head_tensor(source, STATE_NORM), &model->draft_head->state_norm);
 }
 
@@ -241,6 +282,7 @@ int check_tensors(const Model *model, const LoadSource *source) {
         error = check_tensor(draft_head_shape(model, tensor), draft_head_tensor(source, tensor), source);
     for (int layer = 0; layer < model->architecture.layers && !error; layer++)
         for (int tensor = 0; tensor < LAYER_TENSORS && !error; tensor++)
-            error = check_tensor(layer_shape(model, layer, tensor), layer_tensor(source, layer, tensor), source);
+            error =
+                check_tensor(layer_shape(model, source, layer, tensor), layer_tensor(source, layer, tensor), source);
     return error;
 }

@@ -21,7 +21,8 @@ static void lay_out(Model *model) {
     Workspace *work = &model->work;
     const Architecture *a = &model->architecture;
     const int threads = pool_threads(model->pool);
-    const int64_t widest = larger(larger(a->hidden, a->feed_forward), larger(query_size(a), input_size(model)));
+    const int64_t attended = larger(query_size(a), delta_values(a)), heads = tiles_of(a->delta_value_heads) * TILE_ROWS;
+    const int64_t widest = larger(larger(a->hidden, a->feed_forward), larger(attended, input_size(model)));
     const int64_t groups = (int64_t)activation_bytes(CHUNK, widest) / (int64_t)sizeof(float) + 16;
     work->arena_bytes = 0;
     for (int thread = 0; thread < threads; thread++) {
@@ -34,10 +35,15 @@ static void lay_out(Model *model) {
         own->scratch = take_floats(work, 2 * model->most_logits);
     }
     work->rotation = take_floats(work, (int64_t)ROPE_TABLES * CHUNK * (a->rope_size ? a->rope_size : 1));
-    work->query = take_floats(work, CHUNK * query_size(a));
+    work->query = take_floats(work, CHUNK * gated_query_size(a));
     work->key = take_floats(work, CHUNK * key_size(a));
     work->value = take_floats(work, CHUNK * key_size(a));
-    work->attended = take_floats(work, CHUNK * query_size(a));
+    work->attended = take_floats(work, CHUNK * attended);
+    work->delta_inputs = take_floats(work, CHUNK * delta_channels(a));
+    work->delta_gates = take_floats(work, CHUNK * delta_values(a));
+    work->delta_decays = take_floats(work, CHUNK * heads);
+    work->delta_rates = take_floats(work, CHUNK * heads);
+    work->zeros = take_floats(work, delta_channels(a));
     work->projected = take_floats(work, (int64_t)CHUNK * a->hidden);
     work->gate = take_floats(work, (int64_t)CHUNK * a->feed_forward);
     work->up = take_floats(work, (int64_t)CHUNK * a->feed_forward);
@@ -69,6 +75,9 @@ void free_workspace(Model *model) {
     release(model->logits, (size_t)model->logit_capacity * sizeof *model->logits);
     free(work->own);
     free(work->items);
+    release(work->walks.moves, (size_t)work->walks.move_capacity * sizeof *work->walks.moves);
+    release(work->walks.lists, (size_t)work->walks.list_capacity * sizeof *work->walks.lists);
+    release(work->walks.scratch, (size_t)work->walks.scratch_capacity * sizeof *work->walks.scratch);
     release(work->path_cells, (size_t)work->path_capacity * sizeof *work->path_cells);
     release(model->slots, (size_t)model->slot_capacity * sizeof *model->slots);
     release(model->learned_tokens, (size_t)model->learned_capacity * sizeof *model->learned_tokens);

@@ -35,6 +35,7 @@ from transformers import (
     PretrainedConfig,
     PreTrainedModel,
     Qwen2Config,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3VLConfig,
     SeedOssConfig,
@@ -89,6 +90,14 @@ _GRANITE = {
     "attention_multiplier": 0.06,
     "logits_scaling": 0.5,
 }
+_HYBRID: dict[str, Any] = {
+    "head_dim": 128,
+    "rope_parameters": _PLAIN | {"mrope_section": [6, 5, 5], "mrope_interleaved": True, "partial_rotary_factor": 0.25},
+    "linear_key_head_dim": 64,
+    "linear_value_head_dim": 64,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+}
 _VISION: dict[str, Any] = {
     "depth": 1,
     "hidden_size": 32,
@@ -129,6 +138,10 @@ DENSE: Mapping[str, Callable[[], PretrainedConfig]] = {
         rope_parameters={"sliding_attention": dict(_PLAIN), "full_attention": dict(_YARN)},
     ),
     "glm4": lambda: Glm4Config(**_DENSE),
+    "qwen35": lambda: Qwen3_5TextConfig(
+        **_DENSE | _HYBRID | {"num_hidden_layers": 4}, layer_types=[*["linear_attention"] * 3, "full_attention"]
+    ),
+    "qwen35-attention": lambda: Qwen3_5TextConfig(**_DENSE | _HYBRID, layer_types=["full_attention"]),
     "hunyuan-dense": lambda: HunYuanDenseV1Config(
         **_DENSE | {"max_position_embeddings": 32768},
         rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 50.0, "factor": 1.0},
@@ -147,12 +160,16 @@ def checkpoint(configuration: PretrainedConfig, folder: Path, spread_of_weights:
     of_text = not hasattr(configuration, "vision_config")
     kind: Any = AutoModelForCausalLM if of_text else AutoModelForImageTextToText
     model: PreTrainedModel = kind.from_config(configuration, attn_implementation="eager").float()
-    one = 0 if configuration.model_type in ("gemma", "gemma3_text") else 1  # they add 1 to the weights of norms
+    adds_one = configuration.model_type in ("gemma", "gemma3_text", "qwen3_5_text")  # to the weights of norms
     with torch.no_grad():
         for name, values in model.named_parameters():
-            spread = torch.randn_like(values)
+            spread, one = torch.randn_like(values), not adds_one or "linear_attn" in name
             values.copy_(one + spread / 10 if "norm" in name and values.dim() == 1 else spread * spread_of_weights)
     model.eval().save_pretrained(folder)
+    if configuration.model_type == "qwen3_5_text":  # as it was published
+        every = configuration.layer_types.index("full_attention") + 1
+        published = json.loads((folder / "config.json").read_text()) | {"full_attention_interval": every}
+        (folder / "config.json").write_text(json.dumps(published))
     if configuration.model_type == "granitemoehybrid":  # as it was published
         published = (folder / "config.json").read_text().replace('"full_attention"', '"attention"')
         (folder / "config.json").write_text(published)

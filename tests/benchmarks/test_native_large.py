@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from gguf import GGMLQuantizationType
 
 from benchmarks import native_large
-from benchmarks.native_large import DRAFTS, NEAR, Part, bound, run
+from benchmarks.native_large import DRAFTS, NEAR, Part, bound, parts_of, run
 from benchmarks.native_shapes import SHAPES, write
+from draftree.models.base import prefill_scored
 from draftree.models.gguf.gguf_checks import check
 from draftree.models.llama.library import Weights, open_library
 from draftree.models.native.native_model import NativeModel
@@ -33,8 +36,26 @@ def test_a_shapes_file_is_of_its_size_and_both_engines_load_it(tmp_path: Path) -
 
 
 def test_the_sizes_of_the_shapes_are_those_of_the_published_files() -> None:
-    """Of Q4_K_M: 2.50 GB and 4.92 GB."""
-    assert [round(shape.file_bytes / 1e9, 1) for shape in SHAPES.values()] == [2.5, 4.9]
+    """Of Q4_K_M: 2.50 GB and 4.92 GB; of Qwen 3.5 about as large ones."""
+    sizes = {name: round(shape.file_bytes / 1e9, 1) for name, shape in SHAPES.items()}
+    assert sizes == {"qwen3-4b": 2.5, "qwen3.5-0.8b": 0.5, "qwen3.5-4b": 2.6, "llama-8b": 4.9}
+
+
+def test_a_hybrid_shape_is_loaded_and_decodes(tmp_path: Path) -> None:
+    sizes: dict[str, Any] = {
+        "hidden": 256,
+        "heads": 2,
+        "key_heads": 1,
+        "feed_forward": 256,
+        "layers": 4,
+        "vocabulary": 512,
+    }
+    tiny = replace(SHAPES["qwen3.5-4b"], **sizes, key_states=2, value_states=4)
+    model = NativeModel(write(tmp_path / "tiny.gguf", tiny))
+    assert np.isfinite(prefill_scored(model, [1, 2, 3])[1].logits([0])).all()
+    assert model.capabilities.slot_bytes == tiny.attending * tiny.key_bytes
+    assert Weights(open_library(), tmp_path / "tiny.gguf").recurrent
+    assert [part.engine for part in parts_of("qwen3.5-4b") if part.what == "passes"] == ["native"]
 
 
 class Measured:

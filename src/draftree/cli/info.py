@@ -22,6 +22,7 @@ from ..models.cost_profile import (
     measure_and_keep,
     profile_folder,
 )
+from ..models.heads.head_folder import head_for
 from ..models.model_files import DEFAULT_MODEL
 from ..models.protocols import FeatureModel
 from ..models.translated import TranslatedModel
@@ -81,6 +82,7 @@ def info(
         "state": f"{can.row_bytes / 1024:.1f} KiB a sequence" if can.row_bytes else "",
         "costs of passes": _costs(can, measured) if measured or not can.no_trees else "",
         "drafter auto": f"none: {can.no_trees}" if can.no_trees else _auto_drafter(loaded),
+        "drafter head": _head(loaded),
         "chat template": "yes" if tokenizer and tokenizer.chat_template else "no: use --raw",
         "loaded in": f"{seconds:.1f} s",
     }.items():
@@ -129,6 +131,12 @@ def _auto_drafter(target: LanguageModel) -> str:
     if DEFAULT_MODEL in usual.sources and isinstance(load_draft_model(DEFAULT_MODEL, target), TranslatedModel):
         names.append(f"{DEFAULT_MODEL} has another vocabulary, and is translated")
     return "; ".join(filter(None, [*names, advice(target)]))
+
+
+def _head(target: LanguageModel) -> str:
+    """Where the head lies that drafts for a target."""
+    place = head_for(target)
+    return "" if place is None else f"draft layer in {place}" if place.is_file() else str(place)
 
 
 def _file(identity: Identity) -> Path:

@@ -65,7 +65,7 @@ SOURCES: Mapping[str, Callable[[LanguageModel], DraftSource | LanguageModel]] = 
 DRAFTERS = {
     AUTO: "lookup+head where a head comes; else lookup+head+smollm2, less what is not there or is not expected to pay",
     "lookup": "continuations of earlier occurrences in prompt and output; no model",
-    "head": "a layer trained on the target's hidden states: yours, or that of smollm2 or Qwen2.5-Coder-1.5B",
+    "head": "a layer trained on the target's hidden states: yours, one in its file, smollm2's or Qwen2.5-Coder-1.5B's",
     SELF: "the target drafts for itself: every draft is accepted; for tests",
     NONE: "no drafting: AR decoding",
 }

@@ -42,7 +42,7 @@ def dense(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Dense]:
 
 
 def quantized(path: Path, kind: Kind, target: Path, lacking: str = "GGUF.") -> Path:
-    """The file with matrices of another type, by llama.cpp's own quantization.
+    """The file with matrices of another type, by llama.cpp's own quantization; those of few columns stay as they are.
 
     Args:
         lacking: keys that it loses, by how they begin.
@@ -60,7 +60,7 @@ def quantized(path: Path, kind: Kind, target: Path, lacking: str = "GGUF.") -> P
             writer.add_key_value(field.name, field.contents(), kinds[0], kinds[-1] if len(kinds) > 1 else None)
     for tensor in reader.tensors:
         values = np.ascontiguousarray(tensor.data)
-        if values.ndim == 1:
+        if values.ndim == 1 or values.shape[1] % block:
             writer.add_tensor(tensor.name, values)
         else:
             rows, columns = values.shape

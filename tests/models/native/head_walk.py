@@ -1,6 +1,6 @@
 """Walk with draft heads, and load damaged ones: run by ``test_head_damage`` over a sanitized library.
 
-python -m tests.models.native.head_walk MODEL LIBRARY HEAD...
+python -m tests.models.native.head_walk MODEL LIBRARY HEAD...    of each head its folder, or MODEL: that in its file
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import numpy as np
 from draftree.errors import CacheError, InputError
 from draftree.models.base import Nodes, Row, prefill
 from draftree.models.heads.head_folder import find_head
-from draftree.models.heads.head_format import HeadArrays
 from draftree.models.native import binding
 from draftree.models.native.architecture import Hyperparameters
+from draftree.models.native.draft_layer import StoredDraftLayer
 from draftree.models.native.head_binding import CHead, HeadDescription, LoadedHead
 from draftree.models.native.native_head import NativeHead, describe_head
 from draftree.models.native.native_model import NativeModel
@@ -93,10 +93,9 @@ def damaged(found: HeadDescription, random: np.random.Generator) -> HeadDescript
     return replace(found, **{name: places})
 
 
-def try_damaged(arrays: HeadArrays, target: NativeModel, count: int) -> Counter[str]:
+def try_damaged(whole: HeadDescription, target: NativeModel, count: int) -> Counter[str]:
     """Load damaged descriptions; what becomes of each."""
     outcomes: Counter[str] = Counter()
-    whole = describe_head("head", arrays, target)
     row = target.loaded.open()
     target.loaded.extend([row], [3], [1, 2, 3], [-1, 0, 1], [0, 0, 0])
     for seed in range(count):
@@ -104,7 +103,7 @@ def try_damaged(arrays: HeadArrays, target: NativeModel, count: int) -> Counter[
         if found.hyperparameters.vocabulary != whole.hyperparameters.vocabulary:
             found = replace(found, tokens=np.zeros(max(0, min(found.hyperparameters.vocabulary, 1 << 25)), np.int32))
         try:
-            head = LoadedHead("head", found, target.loaded)
+            head = LoadedHead(found, target.loaded)
             own = head.open()
             head.learn(own, [5, 9])
             head.extend([own], [2], [5, 9], [-1, 0], [1, 1], [row], [0, 1])
@@ -115,17 +114,25 @@ def try_damaged(arrays: HeadArrays, target: NativeModel, count: int) -> Counter[
     return outcomes
 
 
-def main(path: Path, folders: list[Path]) -> None:
+def described(place: Path, target: NativeModel) -> HeadDescription:
+    """A head in a folder, or in the target's file."""
+    if place in target.description.files:
+        return StoredDraftLayer(target).describe()
+    head_folder = find_head(place)
+    assert head_folder is not None
+    return describe_head("head", head_folder.arrays(target.layers), target)
+
+
+def main(path: Path, places: list[Path]) -> None:
     found: Counter[str] = Counter()
-    for folder in folders:
-        target, head_folder = NativeModel(path, threads=3), find_head(folder)
-        assert head_folder is not None
-        arrays = head_folder.arrays(target.layers)
-        head = NativeHead(arrays, target, "head")
+    for place in places:
+        target = NativeModel(path, threads=3)
+        description = described(place, target)
+        head = NativeHead(description, target)
         for seed in range(4):
             walk(head, target, np.random.default_rng(seed))
             found["walks"] += 1
-        found += try_damaged(arrays, target, 120)
+        found += try_damaged(description, target, 120)
     sys.stdout.write(f"{dict(found)}\n")
 
 

@@ -66,7 +66,8 @@ class Walker:
         rows = len(given[0]) if name == "extend" else 0
 
         def check_left() -> None:
-            assert self.loaded.cache_bytes() <= held + rows * 2 * PAGE * (self.loaded.token_bytes + 1)
+            more = 2 * PAGE * (self.loaded.token_bytes + 1) + self.loaded.row_bytes
+            assert self.loaded.cache_bytes() <= held + rows * more
             if (left := self.scores()) is not None:  # the last pass's, or none: a pass that fails may end them
                 np.testing.assert_equal(left, scores)
 
@@ -156,7 +157,7 @@ def walk(memory: Memory, description: Description, layers: tuple[int, ...], head
     model = Walker(memory, target, "model")
     found, row = model.found, walk_model(model)
     for each in heads:
-        loaded = memory.call("load_head", lambda each=each: LoadedHead("head", each, target))  # type: ignore[misc]
+        loaded = memory.call("load_head", lambda each=each: LoadedHead(each, target))  # type: ignore[misc]
         head = Walker(memory, loaded, "head")
         walk_head(head, row)
         found += head.found

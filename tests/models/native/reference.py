@@ -66,7 +66,8 @@ class Reference:
         """[n, hidden] what each layer reads, and what the last one gives."""
         states = [self.tensors["token_embd.weight"].values[tokens] * self.numbers.embedding_scale]
         for index, weights in enumerate(self.layers):
-            x = states[-1] + self._attention(states[-1], index, weights) * self.numbers.residual_scale
+            block = self._delta_net if "ssm_a" in weights else self._attention
+            x = states[-1] + block(states[-1], index, weights) * self.numbers.residual_scale
             states.append(x + self._feed_forward(x, weights) * self.numbers.residual_scale)
         return states
 
@@ -90,8 +91,14 @@ class Reference:
         numbers, n = self.numbers, len(x)
         x = self._norm(x, weights.get("attn_norm.weight"))
 
+        gates = np.ones(1)
+
         def project(name: str, heads: int) -> Array:
+            nonlocal gates
             y = self._multiply(x, weights[f"attn_{name}.weight"])
+            if name == "q" and numbers.gated_attention:
+                queries_gates = y.reshape(n, heads, 2, -1)
+                y, gates = queries_gates[:, :, 0].reshape(n, -1), 1 / (1 + np.exp(-queries_gates[:, :, 1]))
             if f"attn_{name}.bias" in weights:
                 y = y + weights[f"attn_{name}.bias"].values
             norm, norm_of = weights.get(f"attn_{name}_norm.weight"), numbers.query_key_norm
@@ -114,9 +121,36 @@ class Reference:
         window = int(self._description.layer_window[index]) or n
         scores = np.where((distance >= 0) & (distance < window), scores, -np.inf)
         mass = np.exp(scores - scores.max(-1, keepdims=True))
-        mixed = np.einsum("hqk,khd->qhd", mass / mass.sum(-1, keepdims=True), values)
+        mixed = np.einsum("hqk,khd->qhd", mass / mass.sum(-1, keepdims=True), values) * gates
         y = self._multiply(mixed.reshape(n, -1), weights["attn_output.weight"])
         return self._norm(y, weights.get("post_attention_norm.weight"))
+
+    def _delta_net(self, x: Array, index: int, weights: dict[str, Weights]) -> Array:
+        """A gated delta net (arXiv 2412.06464), token by token."""
+        numbers, n = self.numbers, len(x)
+        key_heads, size = numbers.delta_key_heads, numbers.delta_key_size
+        heads, values = numbers.delta_value_heads, numbers.delta_value_size
+        x = self._norm(x, weights["attn_norm.weight"])
+        z, time, rate = (
+            self._multiply(x, weights[f"{name}.weight"]) for name in ("attn_gate", "ssm_alpha", "ssm_beta")
+        )
+        mixed = np.pad(self._multiply(x, weights["attn_qkv.weight"]), ((3, 0), (0, 0)))
+        taps = weights["ssm_conv1d.weight"].values
+        mixed = _silu(np.einsum("tnc,ct->nc", np.stack([mixed[tap : tap + n] for tap in range(4)]), taps))
+        q, k, v = np.split(mixed, [key_heads * size, 2 * key_heads * size], axis=-1)
+        q, k = (y.reshape(n, key_heads, size) for y in (q, k))
+        q, k = (y / np.sqrt((y * y).sum(-1, keepdims=True) + 1e-6) for y in (q, k))
+        q, k = np.tile(q / math.sqrt(size), (1, heads // key_heads, 1)), np.tile(k, (1, heads // key_heads, 1))
+        decay = np.exp(weights["ssm_a"].values * np.log1p(np.exp(time + weights["ssm_dt.bias"].values)))
+        v, rate, state = v.reshape(n, heads, values), 1 / (1 + np.exp(-rate)), np.zeros((heads, size, values))
+        found = np.zeros((n, heads, values))
+        for i in range(n):
+            state *= decay[i][:, None, None]
+            change = rate[i][:, None] * (v[i] - np.einsum("hk,hkv->hv", k[i], state))
+            state += k[i][:, :, None] * change[:, None]
+            found[i] = np.einsum("hk,hkv->hv", q[i], state)
+        normed = self._norm(found, weights["ssm_norm.weight"]).reshape(n, -1)
+        return self._multiply(normed * _silu(z), weights["ssm_out.weight"])
 
     def _rotate(self, x: Array, layer: int) -> Array:
         """Rope on [n, heads, head_size]."""

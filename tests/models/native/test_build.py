@@ -19,7 +19,8 @@ ROOT = Path(__file__).parents[3]
 def test_it_exports_the_functions_of_its_header_alone(tmp_path: Path) -> None:
     library = build.build(tmp_path)
     listed = subprocess.run(["nm", "-D", "--defined-only", library], check=True, capture_output=True, text=True)  # noqa: S603, S607 - binutils
-    declared = re.findall(r"\b(draftree_\w+)\(", (ROOT / "native" / "draftree.h").read_text())
+    headers = "".join(path.read_text() for path in (ROOT / "native").glob("draftree*.h"))
+    declared = re.findall(r"\b(draftree_\w+)\(", headers)
     assert {line.split()[-1] for line in listed.stdout.splitlines()} == set(declared)
 
 

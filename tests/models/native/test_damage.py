@@ -15,6 +15,7 @@ from gguf import TokenType
 
 from tests import tiny_gguf
 from tests.checkpoints import DENSE
+from tests.draft_layers import predictor
 from tests.models.native import sanitizer
 from tests.models.native.conftest import STOCK, Dense, quantized
 from tests.published import Recipe
@@ -63,6 +64,14 @@ def test_draft_heads_stay_inside_their_memory(sanitized: tuple[Path, str], tmp_p
     outcomes = run(runtime, "head_walk", str(path), str(library), *map(str, folders))
     assert outcomes.pop("walks") == 8
     assert sum(outcomes.values()) == 240 and outcomes["UnsupportedModelError"] > 60 < outcomes["ran"], outcomes
+
+
+def test_a_draft_layer_stays_inside_its_memory(sanitized: tuple[Path, str], tmp_path: Path) -> None:
+    library, runtime = sanitized
+    _, path = predictor(tmp_path / "m", trained=False)
+    outcomes = run(runtime, "head_walk", str(path), str(library), str(path))
+    assert outcomes.pop("walks") == 4
+    assert sum(outcomes.values()) == 120 and outcomes["UnsupportedModelError"] > 30 < outcomes["ran"], outcomes
 
 
 @pytest.mark.parametrize(("weights", "first"), [("F16", 0), ("Q4_K", 300)])

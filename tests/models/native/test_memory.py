@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from tests import tiny_gguf
+from tests.checkpoints import converted
+from tests.families import FAMILIES, made
 from tests.models.native import sanitizer
 from tests.models.native.test_damage import run
 from tests.published import Recipe
@@ -30,3 +32,6 @@ def test_a_call_without_memory_is_an_error_and_changes_nothing(tmp_path: Path) -
     ]
     failed = run(sanitizer.runtime(), "out_of_memory", str(path), str(library), *map(str, heads))
     assert failed.keys() == {*MAY_FAIL, "head.learn"}
+    made(FAMILIES["qwen35"], tmp_path / "hybrid")
+    failed = run(sanitizer.runtime(), "out_of_memory", str(*converted(tmp_path / "hybrid")), str(library))
+    assert failed.keys() == {name for name in MAY_FAIL if "head" not in name}

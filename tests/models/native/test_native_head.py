@@ -21,7 +21,7 @@ from draftree.models.heads.eagle_network import EagleNetwork
 from draftree.models.heads.head_folder import HeadFolder, find_head, load_head
 from draftree.models.huggingface.inspection import fingerprint
 from draftree.models.native.binding import tiers
-from draftree.models.native.native_head import NativeHead, NativeHeadRow
+from draftree.models.native.native_head import NativeHead, NativeHeadRow, describe_head
 from draftree.models.native.native_model import NativeModel
 from draftree.sampling.warping import Warping, stream_key
 from draftree.scores import Draft, Edit, NumpyScores
@@ -69,7 +69,7 @@ def folder_of(recipe: Recipe, at: Path) -> HeadFolder:
 
 def head_of(recipe: Recipe, at: Path, target: NativeModel, weights: Format = Format.F32) -> NativeHead:
     arrays = folder_of(recipe, at).arrays(target.layers)
-    return NativeHead(arrays, target, "head", weights)
+    return NativeHead(describe_head("head", arrays, target, weights), target)
 
 
 def read(head: NativeHead, target: NativeModel, text: list[int] = TEXT) -> tuple[NativeHeadRow, Row, NDArray[Any]]:
@@ -289,7 +289,7 @@ def test_rotary_positions_are_those_of_transformers(name: str, tmp_path: Path, t
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES.keys())
 def test_its_fingerprint_is_that_of_its_network(recipe: Recipe, target: NativeModel, tmp_path: Path) -> None:
     arrays = folder_of(recipe, tmp_path).arrays(target.layers)
-    head = NativeHead(arrays, target, "head")
+    head = NativeHead(describe_head("head", arrays, target), target)
     assert head.capabilities.fingerprint == fingerprint(EagleNetwork(arrays).parameters())
     assert head.capabilities.parameters == sum(p.numel() for p in EagleNetwork(arrays).parameters())
 
@@ -318,7 +318,7 @@ def test_a_head_that_reads_more_hidden_states_than_the_engine_is_one_line(target
     arrays = folder_of(BASE, tmp_path).arrays(target.layers)
     many = replace(arrays, features=replace(arrays.features, layers=(0, 1, 2) * 3))
     with pytest.raises(UnsupportedModelError, match="8 hidden states .*9: "):
-        NativeHead(many, target, "head", Format.F32)
+        describe_head("head", many, target, Format.F32)
 
 
 def test_a_damaged_folder_is_one_line(target: NativeModel, tmp_path: Path) -> None:

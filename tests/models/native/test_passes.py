@@ -279,7 +279,8 @@ def test_a_fork_shares_the_prefix_until_one_of_the_two_writes(path: Path) -> Non
     model.commit(row, range(50))
     before = model.cache_bytes()
     forks = [model.fork(row, length) for length in (50, 33, 32, 0)]
-    assert model.cache_bytes() == before
+    records = describe(check(path)).record_bytes  # which recurrent layers keep until the next pass
+    assert (50 + 33 + 32) * records <= model.cache_bytes() - before <= 2 * (50 + 33 + 32) * records
     for fork, length in zip(forks, (50, 33, 32, 0), strict=True):
         tokens = text(20, seed=length)
         found = extend(model, fork, tokens)

@@ -100,8 +100,8 @@ def distance(found: Logits, expected: Logits) -> float:
     return float(np.abs(found - expected).max() / np.abs(expected).max())
 
 
-_BY_LLAMA = [name for name in DENSE if name != "exaone4-windows"]
-"""llama.cpp gives a window to EXAONE 4 where it has 64 layers alone."""
+_BY_LLAMA = [name for name in DENSE if name not in ("exaone4-windows", "qwen35-attention")]
+"""llama.cpp gives a window to EXAONE 4 where it has 64 layers alone, and runs no Qwen 3.5 without states."""
 
 
 def test_every_architecture_has_a_checkpoint(dense: Mapping[str, Dense]) -> None:
@@ -134,12 +134,42 @@ def swapped(one: str, other: str) -> Edit:
     """Swap two tensors of layer 0."""
 
     def edit(file: gguf.GGUFReader) -> None:
-        a, b = (
-            tensor.data for name in (one, other) for tensor in file.tensors if tensor.name == f"blk.0.{name}.weight"
-        )
+        a, b = named(file, one), named(file, other)
         a[:], b[:] = b.copy(), a.copy()
 
     return edit
+
+
+def named(file: gguf.GGUFReader, name: str) -> Any:
+    """The numbers of a tensor of layer 0."""
+    (found,) = (t.data for t in file.tensors if t.name.removesuffix(".weight") == f"blk.0.{name}")
+    return found
+
+
+def multiplied(name: str, factor: float) -> Edit:
+    """Multiply a tensor of layer 0."""
+
+    def edit(file: gguf.GGUFReader) -> None:
+        named(file, name)[:] *= np.float32(factor)
+
+    return edit
+
+
+def convolution_shifted(file: gguf.GGUFReader) -> None:
+    """Let each token's inputs be those of the token before it."""
+    taps = named(file, "ssm_conv1d")
+    taps[:] = np.roll(taps, -1, axis=1)
+
+
+def queries_swapped_with_keys(file: gguf.GGUFReader) -> None:
+    mixed = named(file, "attn_qkv")
+    mixed[:256] = np.roll(mixed[:256], 128, axis=0)
+
+
+def gate_left_out(file: gguf.GGUFReader) -> None:
+    """Let the gate of each head of layer 0 be one half."""
+    queries = named(file, "attn_q")
+    queries.reshape(-1, 2, 128, queries.shape[-1])[:, 1] = 0
 
 
 _BASE, _NORMS = setting("rope.freq_base", 1400.0), swapped("attn_norm", "ffn_norm")
@@ -166,6 +196,19 @@ CONTROLS: Mapping[str, list[Edit | dict[str, Any]]] = {
     "granite-4": [_BASE, _NORMS, setting("residual_scale", 1.0)],
     "olmo2": [_BASE, _POST, swapped("attn_q", "attn_output")],
     "olmo2-windows": [_BASE, _POST, setting("attention.sliding_window", 17), setting("scaling.factor", 5.0)],
+    "qwen35": [
+        *(
+            swapped("attn_norm", "post_attention_norm"),
+            swapped("ssm_alpha", "ssm_beta"),
+            swapped("ssm_a", "ssm_dt.bias"),
+        ),
+        *(multiplied("ssm_a", 1.1), multiplied("attn_gate", 0), multiplied("ssm_beta", 0)),
+        *(queries_swapped_with_keys, convolution_shifted),
+    ],
+    "qwen35-attention": [
+        *(_BASE, _HEADS, swapped("attn_norm", "post_attention_norm"), setting("rope.dimension_count", 128)),
+        gate_left_out,
+    ],
     "glm4": [_BASE, _NORMS, _POST, setting("rope.dimension_count", 64)],
     "hunyuan-dense": [_BASE, _NORMS, {"query_key_norm": NormOf.HEADS}],
     "exaone4": [_BASE, _POST, _HEADS],

@@ -319,9 +319,9 @@ def capabilities(header: GGUFHeader, name: str, threads: int, **given: Any) -> C
     Args:
         given: what its engine knows.
     """
-    tensors = header.tensors
+    tensors, draft_layer = header.tensors, header.draft_layer.values()
     untied = any(tensor.name == OUTPUT for tensor in tensors)  # a pass looks its embeddings up
-    multiplied = [tensor for tensor in tensors if not (untied and tensor.name == EMBEDDINGS)]
+    multiplied = [t for t in tensors if not (untied and t.name == EMBEDDINGS) and t not in draft_layer]
     kinds = {Format(tensor.kind).name for tensor in tensors if tensor.size and len(tensor.shape) > 1}
     return Capabilities(
         name=name,

@@ -11,7 +11,7 @@ import math
 import mmap
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -109,6 +109,14 @@ class GGUFHeader:
     def layers(self) -> int:
         """Decoder layers; 0 where the file does not tell."""
         return self.metadata.number(Keys.LLM.BLOCK_COUNT) or 0
+
+    @property
+    def draft_layer(self) -> Mapping[str, StoredTensor]:
+        """The tensors of a layer behind the model's that predicts one token more, by their names in it; empty: none."""
+        if self.metadata.number(Keys.LLM.NEXTN_PREDICT_LAYERS) != 1:
+            return {}
+        block = f"blk.{self.layers - 1}."
+        return {each.name.removeprefix(block): each for each in self.tensors if each.name.startswith(block)}
 
     @property
     def widths(self) -> tuple[int, int]:

@@ -36,7 +36,8 @@ from ...errors import (
 )
 from ..base import FINAL_STATE, FeatureSpec, LanguageModel
 from ..data_packages import shipped
-from ..native.native_head import NativeHead
+from ..native.draft_layer import StoredDraftLayer
+from ..native.native_head import NativeHead, describe_head
 from ..native.native_model import NativeModel
 from ..protocols import DraftHead, FeatureModel, feature_model
 from .head_format import (
@@ -330,7 +331,7 @@ def load_head(folder: Path, target: LanguageModel) -> DraftHead:
     """
     head = head_in(folder)
     if isinstance(target, NativeModel):
-        return NativeHead(head.arrays_for(target), target, f"head {folder.name}")
+        return NativeHead(describe_head(f"head {folder.name}", head.arrays_for(target), target), target)
     return head.torch_head(feature_model(target))
 
 
@@ -362,11 +363,11 @@ def _part(document: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def head_for(target: LanguageModel) -> Path | None:
-    """Folder of the head that drafts for a target, by whatever name it was loaded; None: there is none.
+    """Where the head is that drafts for a target, by whatever name it was loaded: a folder, or the target's own file.
 
-    The user's own for these very weights comes first; then one that comes with the package; then the user's own for
-    weights that have the same embeddings, such as another quantization. Reads no weights but the samples of those heads
-    that have the target's sizes.
+    The user's own for these very weights comes first; then the draft layer in the target's file; then a head that comes
+    with the package; then the user's own for weights that have the same embeddings, such as another quantization. None:
+    there is none. Reads no weights but the samples of those heads that have the target's sizes.
 
     Raises:
         ModelFileError: the package is not whole.
@@ -376,6 +377,8 @@ def head_for(target: LanguageModel) -> Path | None:
         own = [folder for folder in own_heads() if _drafts_for(folder, given, known=folder == mine)]
         if mine in own:
             return mine
+        if isinstance(target, NativeModel) and _has_draft_layer(target):
+            return target.description.files[0]
         return shipped_head_for(given) or (own[0] if own else None)
     except (AttributeError, NotImplementedError, UnsupportedModelError):  # it has embeddings of its own kind, or none
         return None
@@ -404,6 +407,15 @@ def _drafts_for(folder: Path, target: FeatureModel, *, known: bool) -> bool:
         return False
 
 
+def _has_draft_layer(target: NativeModel) -> bool:
+    """Whether a target's file has a draft layer that can be read."""
+    try:
+        return bool(target.draft_layer and StoredDraftLayer(target))
+    except (ModelFileError, UnsupportedModelError) as error:
+        _warn(f"the draft layer of the target is left out: {error}")
+        return False
+
+
 @cache
 def _warn(message: str) -> None:
     """Warn once: heads are looked for at several choices."""
@@ -417,8 +429,10 @@ def load_head_for(target: LanguageModel) -> DraftHead:
         UnknownNameError: there is none.
         ModelFileError: it cannot be read, or the package is not whole.
     """
-    if folder := head_for(target):
-        return load_head(folder, target)
+    if place := head_for(target):
+        if isinstance(target, NativeModel) and place in target.description.files:
+            return NativeHead(StoredDraftLayer(target).describe(), target)
+        return load_head(place, target)
     name = target.capabilities.name
     raise UnknownNameError(
         f"there is no draft head for {name}: train one with 'draftree train head {name}', give the folder of one, or "

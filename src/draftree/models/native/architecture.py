@@ -17,8 +17,10 @@ from numpy.typing import NDArray
 
 from ..gguf.gguf_file import GGUFHeader
 from ..gguf.metadata import damaged
-from ..rope import frequencies, yarn, yarn_magnitude
+from ..rope import frequencies
+from .delta_nets import TAPS, delta_net, is_recurrent
 from .header_reader import ABSENT, WINDOW_PATTERN, HeaderReader, Place, unsupported
+from .rope_scaling import scaled_frequencies
 
 LAYER_TENSORS = (
     "attn_norm.weight",
@@ -31,18 +33,21 @@ LAYER_TENSORS = (
     *("ffn_gate.weight", "ffn_up.weight", "ffn_down.weight"),
     "post_ffw_norm.weight",
     "attn_output.bias",
+    *("attn_qkv.weight", "attn_gate.weight", "ssm_alpha.weight", "ssm_beta.weight", "ssm_conv1d.weight"),
+    *("ssm_dt.bias", "ssm_a", "ssm_norm.weight", "ssm_out.weight"),
 )
 """Of a decoder layer ("blk.0." and so on), in the order of the C interface (``native/draftree.h``)."""
 MODEL_TENSORS = ("token_embd.weight", "output_norm.weight", "output.weight")
-_BIASES, _OUTPUT_BIAS = LAYER_TENSORS[4:7], LAYER_TENSORS[16:]
+_BIASES, _OUTPUT_BIAS = LAYER_TENSORS[4:7], LAYER_TENSORS[16:17]
 _HEAD_NORMS = LAYER_TENSORS[7:9]
 _PRE_NORMS, _POST_NORMS = (LAYER_TENSORS[0], LAYER_TENSORS[11]), (LAYER_TENSORS[10], LAYER_TENSORS[15])
-_EXTRA = {*_BIASES, *_OUTPUT_BIAS, *_HEAD_NORMS, *_POST_NORMS}
+_ATTENTION = (*LAYER_TENSORS[1:4], *_HEAD_NORMS, LAYER_TENSORS[9])
+"""Of layers of Qwen 3.5 that attend; recurrent ones have a gated delta net in their place."""
+_DELTA_NET = LAYER_TENSORS[17:]
+_EXTRA = {*_BIASES, *_OUTPUT_BIAS, *_HEAD_NORMS, *_POST_NORMS, *_DELTA_NET}
 """That Llama's layers lack."""
 
 _LARGEST_HEAD = 256
-_SAME_MAGNITUDE = 1e-3
-"""How far magnitudes differ that are the same, one written in a few digits."""
 PLACE = np.dtype([("offset", "i8"), ("format", "i4"), ("rows", "i4"), ("columns", "i4")], align=True)
 """``TensorPlace`` of the C interface."""
 
@@ -64,6 +69,7 @@ class Family:
         optional: tensors that a layer may have.
         feed_forward_norm: the name of the norm of what the feed-forward block reads.
         norm_of: what the norms of queries and keys are over.
+        gated: what a head attends to is multiplied by a gate, which the projection of queries gives behind each.
         gelu: the gate's activation is GELU (tanh), not SiLU.
         scaled: embeddings are multiplied by the square root of the hidden size.
         global_every: one of so many layers attends to all tokens, the last; 0: a window, if any, is every layer's.
@@ -80,6 +86,7 @@ class Family:
     optional: tuple[str, ...] = _BIASES + _OUTPUT_BIAS
     feed_forward_norm: str = _PRE_NORMS[1]
     norm_of: NormOf = NormOf.HEADS
+    gated: bool = False
     gelu: bool = False
     scaled: bool = False
     global_every: int = 0
@@ -93,6 +100,10 @@ _OF_HYBRIDS = (
     *(Keys.LLM.EXPERT_COUNT, Keys.LLM.EXPERT_USED_COUNT, Keys.LLM.EXPERT_SHARED_FEED_FORWARD_LENGTH),
 )
 """Numbers of Granite 4, which change nothing in a model without the tensors of states and experts."""
+_OF_DELTA_NETS = (
+    *(Keys.SSM.CONV_KERNEL, Keys.SSM.INNER_SIZE, Keys.SSM.STATE_SIZE, Keys.SSM.TIME_STEP_RANK, Keys.SSM.GROUP_COUNT),
+    *(Keys.LLM.FULL_ATTENTION_INTERVAL, Keys.LLM.NEXTN_PREDICT_LAYERS, Keys.Rope.DIMENSION_SECTIONS),
+)
 FAMILIES = {
     "llama": Family(halves=False),  # Mistral's too
     "qwen2": Family(tensors=_BIASES),
@@ -112,6 +123,9 @@ FAMILIES = {
     "mistral3": Family(settings=(Keys.Attention.TEMPERATURE_SCALE, Keys.Rope.SCALING_YARN_LOG_MUL), halves=False),
     "ernie4_5": Family(halves=False),
     "seed_oss": Family(feed_forward_norm=_POST_NORMS[0]),
+    "qwen35": Family(
+        settings=_OF_DELTA_NETS, tensors=_HEAD_NORMS, optional=(), feed_forward_norm=_POST_NORMS[0], gated=True
+    ),
     "granite": Family(
         settings=(Keys.LLM.EMBEDDING_SCALE, Keys.LLM.RESIDUAL_SCALE, Keys.LLM.LOGIT_SCALE, *_OF_HYBRIDS),
         halves=False,
@@ -151,6 +165,11 @@ class Hyperparameters:
     activation: int
     query_key_norm: int = NormOf.HEADS.value
     temperature_length: int = 0
+    gated_attention: bool = False
+    delta_key_heads: int = 0
+    delta_value_heads: int = 0
+    delta_key_size: int = 0
+    delta_value_size: int = 0
     norm_epsilon: float
     embedding_scale: float
     attention_scale: float
@@ -182,6 +201,35 @@ class Description:
     layer_tensors: NDArray[np.void]
     model_tensors: NDArray[np.void]
 
+    @property
+    def attending(self) -> int:
+        """How many layers keep keys and values; the others are recurrent."""
+        return int((self.layer_tensors["format"][:, LAYER_TENSORS.index("attn_q.weight")] >= 0).sum())
+
+    def _of_recurrent_layers(self, numbers: int) -> int:
+        return (self.hyperparameters.layers - self.attending) * numbers * np.dtype(np.float32).itemsize
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of a state of all recurrent layers (``native/states.h``)."""
+        numbers = self.hyperparameters
+        values = numbers.delta_value_heads * numbers.delta_value_size
+        channels = 2 * numbers.delta_key_heads * numbers.delta_key_size + values
+        return self._of_recurrent_layers(numbers.delta_key_size * values + (TAPS - 1) * channels)
+
+    @property
+    def record_bytes(self) -> int:
+        """Bytes of what they keep of a token until it is replayed."""
+        numbers = self.hyperparameters
+        values = numbers.delta_value_heads * (numbers.delta_value_size + 2)
+        return self._of_recurrent_layers(2 * numbers.delta_key_heads * numbers.delta_key_size + values)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes that a row takes at most beside its tokens: its state, two behind earlier tokens, one while a pass
+        reads a text, and the records of the text's end."""
+        return 4 * self.state_bytes + 84 * self.record_bytes
+
 
 def describe(header: GGUFHeader) -> Description:
     """What the native engine computes for a file.
@@ -198,7 +246,7 @@ def describe(header: GGUFHeader) -> Description:
     file = HeaderReader(header, family.settings)
     if file.number(Keys.LLM.EXPERT_COUNT, 0):
         raise unsupported(header, "experts")
-    hidden, layers = file.number(Keys.LLM.EMBEDDING_LENGTH), file.number(Keys.LLM.BLOCK_COUNT)
+    hidden, layers = file.number(Keys.LLM.EMBEDDING_LENGTH), _decoder_layers(file)
     heads = file.number(Keys.Attention.HEAD_COUNT)
     if not (head_size := file.number(Keys.Attention.KEY_LENGTH, hidden // heads)):
         raise damaged(header.path, f"it has {heads} heads for {hidden} numbers")
@@ -232,8 +280,11 @@ def _hyperparameters(
     rope_tables: int,
     magnitudes: tuple[float, float],
 ) -> Hyperparameters:
-    sizes = (Keys.LLM.EMBEDDING_LENGTH, Keys.LLM.BLOCK_COUNT, Keys.Attention.HEAD_COUNT)
-    hidden, layers, heads = map(file.number, sizes)
+    hidden, layers, heads = (
+        file.number(Keys.LLM.EMBEDDING_LENGTH),
+        _decoder_layers(file),
+        file.number(Keys.Attention.HEAD_COUNT),
+    )
     context, growth = file.number(Keys.LLM.CONTEXT_LENGTH), file.real(Keys.Attention.TEMPERATURE_SCALE, 0.0)
     # Files of Gemma 3 27B do not tell their scale.
     width = hidden / heads if file.header.architecture == "gemma3" and layers == 62 else head_size
@@ -252,6 +303,8 @@ def _hyperparameters(
         activation=int(family.gelu),
         query_key_norm=family.norm_of.value,
         temperature_length=file.number(Keys.Rope.SCALING_ORIG_CTX_LEN, context) if growth else 0,
+        gated_attention=family.gated,
+        **delta_net(file, layers),
         norm_epsilon=file.real(Keys.Attention.LAYERNORM_RMS_EPS),
         embedding_scale=file.real(Keys.LLM.EMBEDDING_SCALE, math.sqrt(hidden) if family.scaled else 1.0),
         attention_scale=file.real(Keys.Attention.SCALE, 1 / math.sqrt(width)),
@@ -261,6 +314,14 @@ def _hyperparameters(
         logit_scale=1 / file.real(Keys.LLM.LOGIT_SCALE, 1.0),
         temperature_growth=growth,
     )
+
+
+def _decoder_layers(file: HeaderReader) -> int:
+    """How many layers the model has: the last blocks of a file may be a draft head's (``nextn_predict_layers``)."""
+    blocks, drafting = file.number(Keys.LLM.BLOCK_COUNT), file.number(Keys.LLM.NEXTN_PREDICT_LAYERS, 0)
+    if drafting >= blocks:
+        raise damaged(file.header.path, f"{drafting} of its {blocks} layers are a draft head's")
+    return blocks - drafting
 
 
 def _check(file: HeaderReader, size: int, hidden: int, feed_forward: int) -> None:
@@ -288,7 +349,7 @@ def _ropes(
     file: HeaderReader, family: Family, size: int, local: NDArray[np.bool_]
 ) -> tuple[NDArray[np.float64], NDArray[np.int32], tuple[float, float]]:
     """[tables, size / 2] frequencies, [layers] which of them a layer has, and the magnitudes of what each rotates."""
-    scaled, magnitude = _scaled_frequencies(file, size)
+    scaled, magnitude = scaled_frequencies(file, size)
     if every := family.unrotated_every:
         second, layers = np.zeros_like(scaled), np.arange(len(local)) % every == every - 1
     elif family.rotates_windows and local.any():
@@ -301,63 +362,31 @@ def _ropes(
     return np.stack([scaled, second]), layers.astype(np.int32), (magnitude, 1.0)
 
 
-def _scaled_frequencies(file: HeaderReader, size: int) -> tuple[NDArray[np.float64], float]:
-    """Frequencies as a file scales them to long contexts, and the magnitude of rotated vectors.
-
-    By a factor for each: Llama 3 (``rope_freqs``), LongRoPE (arXiv 2402.13753); by one for all, "linear"; YaRN (arXiv
-    2309.00071, section 3.2): by one for those that turn seldom within the context that was trained on.
-    """
-    base = file.real(Keys.Rope.FREQ_BASE, 10000.0)
-    if base <= 1:
-        raise damaged(file.header.path, f"the base of its rope frequencies is {base}")
-    plain, magnitude = frequencies(base, size), file.real(Keys.Rope.SCALING_ATTN_FACTOR, 1.0)
-    trained = file.number(Keys.Rope.SCALING_ORIG_CTX_LEN, file.number(Keys.LLM.CONTEXT_LENGTH))
-    if file.has("rope_factors_long.weight"):
-        names = ("rope_factors_short.weight", "rope_factors_long.weight")
-        both = [file.vector(name) for name in names]  # both count as read
-        long = file.number(Keys.LLM.CONTEXT_LENGTH) > trained
-        divisors = both[long]
-    else:
-        divisors = file.vector("rope_freqs.weight") if file.has("rope_freqs.weight") else np.ones_like(plain)
-    if len(divisors) != len(plain):
-        raise damaged(file.header.path, f"it has {len(divisors)} factors for {len(plain)} rope frequencies")
-    plain = plain / divisors
-    factor = file.real(Keys.Rope.SCALING_FACTOR, 1.0)
-    kind = file.metadata.text(Keys.Rope.SCALING_TYPE)
-    if kind in ("none", "longrope") or factor == 1:
-        return plain, magnitude
-    if kind in (None, "linear"):
-        return plain / factor, magnitude
-    if kind != "yarn":
-        raise unsupported(file.header, f"rope scaling {kind!r}")
-    betas = (file.real(Keys.Rope.SCALING_YARN_BETA_FAST, 32.0), file.real(Keys.Rope.SCALING_YARN_BETA_SLOW, 1.0))
-    magnitude *= yarn_magnitude(factor) / yarn_magnitude(factor, file.real(Keys.Rope.SCALING_YARN_LOG_MUL, 0.0))
-    stated = file.real(Keys.Rope.SCALING_YARN_ATTN_FACTOR, magnitude)
-    if abs(stated / magnitude - 1) > _SAME_MAGNITUDE:
-        raise unsupported(file.header, f"a magnitude of {stated} by YaRN")
-    return yarn(plain, base, trained, factor, *betas), magnitude
-
-
 def _layer_tensors(file: HeaderReader, family: Family, numbers: Hyperparameters) -> NDArray[np.void]:
     """Places of the layers' tensors; C checks their shapes."""
     table = np.zeros((numbers.layers, len(LAYER_TENSORS)), PLACE)
     for layer in range(numbers.layers):
         block = f"blk.{layer}."
-        places = _fused(file, block, numbers)
+        recurrent = is_recurrent(file, layer)
+        places = dict.fromkeys(_ATTENTION if recurrent else (), ABSENT) | _fused(file, block, numbers, recurrent)
         for name in LAYER_TENSORS:
             if name not in places:
                 key = block + (family.feed_forward_norm if name == _PRE_NORMS[1] else name)
                 required = name in family.tensors or (name not in _EXTRA and name not in family.lacks)
+                required |= recurrent and name in _DELTA_NET
                 places[name] = file.place(key) if required or (name in family.optional and file.has(key)) else ABSENT
         table[layer] = [places[name] for name in LAYER_TENSORS]
+    for number in range(numbers.layers, file.number(Keys.LLM.BLOCK_COUNT)):
+        file.leave(f"blk.{number}.")
     return table
 
 
-def _fused(file: HeaderReader, block: str, numbers: Hyperparameters) -> dict[str, Place]:
+def _fused(file: HeaderReader, block: str, numbers: Hyperparameters, recurrent: bool) -> dict[str, Place]:
     """Tensors of a layer that lie in one with others: queries, keys and values; gate and up."""
     places: dict[str, Place] = {}
-    queries, keys = numbers.query_heads * numbers.head_size, numbers.key_heads * numbers.head_size
-    if file.has(whole := f"{block}attn_qkv.weight"):
+    queries = numbers.query_heads * numbers.head_size * (1 + numbers.gated_attention)
+    keys = numbers.key_heads * numbers.head_size
+    if not recurrent and file.has(whole := f"{block}attn_qkv.weight"):
         if (rows := file.place(whole).rows) != queries + 2 * keys:
             raise damaged(file.header.path, f"{whole} has {rows} rows, not {queries + 2 * keys}")
         places["attn_q.weight"] = file.part(whole, 0, queries)

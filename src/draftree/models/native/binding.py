@@ -25,7 +25,7 @@ from ...progress import StoppableProgress
 from ..memory import largest_weights, too_large
 from .architecture import Description, Hyperparameters
 
-VERSION = "11"
+VERSION = "12"
 """``DRAFTREE_VERSION`` of the header that this module was written to."""
 _FILES = {"darwin": "libdraftree.dylib", "win32": "draftree.dll"}
 LIBRARY = Path(__file__).parent / _FILES.get(sys.platform, "libdraftree.so")
@@ -176,11 +176,14 @@ class Loaded:
     Attributes:
         vocabulary, hidden_size, context: outputs, H and the most tokens of a row.
         token_bytes: of a new token: its keys, values and hidden states.
+        state_bytes: of a state of the recurrent layers; row_bytes: what they take of a row at most.
         cache_bytes: returns how many the pages of the open rows take now.
         passes: that were begun; scores are those of the last.
     """
 
     token_bytes: int
+    state_bytes: int = 0
+    row_bytes: int = 0
 
     def __init__(self, numbers: Hyperparameters) -> None:
         self._library = open_library()
@@ -400,6 +403,7 @@ class LoadedModel(Loaded):
         if code == _NO_TIER:
             raise ConfigError(f"instruction set {tier!r} is not among this CPU's: choose from {', '.join(tiers())}")
         check(code)
+        self.state_bytes, self.row_bytes = d.state_bytes, d.row_bytes
         self.track(())
 
     def rows(self, tensor: int, tokens: NDArray[np.int64]) -> NDArray[np.float32]:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import UnsupportedModelError
+from ..base import FeatureSpec
 from .architecture import Hyperparameters
 from .binding import CArchitecture, IntsLike, Loaded, LoadedModel, check, packed
 
@@ -37,13 +38,20 @@ class HeadDescription:
     """A head, as the native engine loads it.
 
     Attributes:
-        rope_frequencies: [head_size / 2] float64, radians a position.
+        name: what the user calls it.
+        features: which hidden states of the target it reads.
+        rope_frequencies: [tables, rope_size / 2] float64, radians a position.
         layer_tensors, model_tensors, head_tensors: of ``PLACE``, in ``weights``; format -1: it has none.
         weights: bytes.
+        weight_format: of its matrices.
         tokens: [outputs] int32, ids of the target.
+        parameters: how many it has.
         multiplied: numbers that each token is multiplied with, and the bytes that they take.
+        fingerprint: of its weights.
     """
 
+    name: str
+    features: FeatureSpec
     hyperparameters: Hyperparameters
     head: CHead
     rope_frequencies: NDArray[np.float64]
@@ -51,8 +59,11 @@ class HeadDescription:
     model_tensors: NDArray[np.void]
     head_tensors: NDArray[np.void]
     weights: NDArray[np.uint8]
+    weight_format: str
     tokens: NDArray[np.int32]
+    parameters: int
     multiplied: tuple[int, int]
+    fingerprint: str
 
 
 class LoadedHead(Loaded):
@@ -63,7 +74,7 @@ class LoadedHead(Loaded):
         RunError: there is not enough memory.
     """
 
-    def __init__(self, name: str, description: HeadDescription, target: LoadedModel) -> None:
+    def __init__(self, description: HeadDescription, target: LoadedModel) -> None:
         super().__init__(description.hyperparameters)
         self._target = target  # whose embeddings, output rows and hidden states it reads
         message = ctypes.create_string_buffer(256)
@@ -81,7 +92,7 @@ class LoadedHead(Loaded):
         )
         if code and message.value:
             why = message.value.decode(errors="replace")
-            raise UnsupportedModelError(f"{name}: {why}: use backend 'transformers', or drafter 'lookup'")
+            raise UnsupportedModelError(f"{d.name}: {why}: use backend 'transformers', or drafter 'lookup'")
         check(code)
         self.token_bytes = self._library.draftree_token_bytes(self._pointer)
 

@@ -121,6 +121,10 @@ class HeaderReader:
             raise unsupported(self.header, f"the shape {tensor.shape} of tensor {name}")
         return Place(self._begins[tensor.file] + tensor.begin, tensor.kind, rows, tensor.shape[0])
 
+    def leave(self, prefix: str) -> None:
+        """Leave the tensors of a draft head to it: those whose names begin so."""
+        self._read.update(name for name in self._tensors if name.startswith(prefix))
+
     def vector(self, name: str) -> NDArray[np.float64]:
         """The numbers of a float32 tensor."""
         place, tensor = self.place(name), self._tensors[name]

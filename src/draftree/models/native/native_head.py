@@ -32,16 +32,23 @@ _ACTIVATIONS = {"silu": 0, "gelu_pytorch_tanh": 1, "gelu_new": 1}
 """Name of an activation in transformers -> its number in the C interface."""
 
 
-class _Weights:
-    """Tensors one behind the other, as C reads them."""
+class HeadWeights:
+    """Tensors one behind the other, as C reads them.
 
-    def __init__(self, packed: Format) -> None:
+    Attributes:
+        numbers, bytes: of all so far.
+
+    Args:
+        packed: the format of matrices that come as numbers.
+    """
+
+    def __init__(self, packed: Format = FORMAT) -> None:
         self._packed, self.pieces = packed, list[NDArray[np.uint8]]()
-        self.numbers = self.bytes = 0  # so far
+        self.numbers = self.bytes = 0
 
-    def add(self, blocks: NDArray[np.uint8], kind: Format, columns: int) -> Place:
-        """The place of [rows, bytes] of a format."""
-        place = Place(self.bytes, kind.value, len(blocks), columns)
+    def add(self, blocks: NDArray[np.uint8], kind: int, columns: int) -> Place:
+        """The place of [rows, bytes] of a format, by ggml's number."""
+        place = Place(self.bytes, int(kind), len(blocks), columns)
         self.pieces.append(blocks.reshape(-1))
         self.numbers, self.bytes = self.numbers + len(blocks) * columns, self.bytes + blocks.size
         return place
@@ -56,6 +63,12 @@ class _Weights:
         kind = self._packed if wide.shape[1] % 32 == 0 else Format.F32
         blocks = wide.view(np.uint8) if kind == Format.F32 else quants.quantize(wide, kind)
         return self.add(blocks, kind, wide.shape[1])
+
+    def multiplied(self, rows: int, target: NativeModel) -> tuple[int, int]:
+        """All numbers so far and their bytes, and those of so many rows of the target's output layer."""
+        block, size = GGML_QUANT_SIZES[Format(target.loaded.output_format)]
+        learned = rows * target.hidden_size
+        return self.numbers + learned, self.bytes + learned // block * size
 
     def embeddings(self, values: Array | None) -> Place:
         """The place of a table of which a pass looks up rows; None: it has none."""
@@ -72,34 +85,39 @@ _LAYER = (
     *("self_attn.q_norm.weight", "self_attn.k_norm.weight", "self_attn.o_proj.weight", "no norm of attention's output"),
     *("post_attention_layernorm.weight", "mlp.gate_proj.weight", "mlp.up_proj.weight", "mlp.down_proj.weight"),
     *("no norm of the MLP's output", "self_attn.o_proj.bias"),
+    *["no delta net"] * 9,
 )
 """Tensors of a layer in the order of ``LAYER_TENSORS``."""
+_NORMS_OF_HALVES = ("layers.0.input_layernorm.weight", "layers.0.hidden_norm.weight")
+"""Of EAGLE-3: of the embedding, and of the state beside it."""
 
 
 def describe_head(name: str, arrays: HeadArrays, target: NativeModel, packed: Format = FORMAT) -> HeadDescription:
     """A head as C reads it; the target tracks what it reads.
 
     Raises:
-        UnsupportedModelError: the engine does not know its activation, or reads fewer hidden states.
+        UnsupportedModelError: the engine does not know its activation, or reads fewer hidden states, or the target's
+            cannot be read.
     """
-    config, weights, tensors = arrays.config, _Weights(packed), arrays.tensors
+    target.track_features(arrays.features)
+    config, weights, tensors = arrays.config, HeadWeights(packed), dict(arrays.tensors)
     frequencies, magnitude = rope_of(config)
     numbers = _hyperparameters(name, arrays, target, magnitude)
     head = _c_head(name, arrays, target)
     output = weights.place(tensors.get("lm_head.weight"))  # else the target's rows
     norms = [tensors[key] for key in tensors if key.startswith(("input_norm.", "fc_norm."))]
+    halves = [tensors.pop(name) for name in _NORMS_OF_HALVES] if arrays.fuses_states else [None, None]
     layers = [
         [weights.place(tensors.get(f"layers.{i}.{part}")) for part in _LAYER] for i in range(config.num_hidden_layers)
     ]
     of_head = tensors.get("fc.weight"), tensors.get("fc.bias"), np.concatenate(norms) if norms else None
-    head_places = [*map(weights.place, (*of_head, tensors.get("layers.0.hidden_norm.weight")))]
-    norm, multiplied = weights.place(tensors.get("norm.weight")), (weights.numbers, weights.bytes)
-    if head.learns:
-        block, size = GGML_QUANT_SIZES[Format(target.loaded.output_format)]
-        learned = len(arrays.ids) * config.hidden_size
-        multiplied = multiplied[0] + learned, multiplied[1] + learned // block * size
+    head_places = [*map(weights.place, (*of_head, *halves))]
+    norm = weights.place(tensors.get("norm.weight"))
+    multiplied = weights.multiplied(len(arrays.ids) * head.learns, target)
     embeddings = weights.embeddings(tensors.get("embed_tokens.weight"))  # which a pass looks up only
     return HeadDescription(
+        name=name,
+        features=arrays.features,
         hyperparameters=numbers,
         head=head,
         rope_frequencies=frequencies,
@@ -107,8 +125,11 @@ def describe_head(name: str, arrays: HeadArrays, target: NativeModel, packed: Fo
         model_tensors=np.array([embeddings, norm, output], PLACE),
         head_tensors=np.array(head_places, PLACE),
         weights=np.concatenate(weights.pieces),
+        weight_format=packed.name,
         tokens=arrays.ids.astype(np.int32),
+        parameters=sum(weight.size for weight in arrays.parameters.values()),
         multiplied=multiplied,
+        fingerprint=arrays.fingerprint,
     )
 
 
@@ -212,31 +233,28 @@ class NativeHead(NativeRows[NativeHeadRow]):
         features: which hidden states of the target it reads.
 
     Args:
-        arrays: its weights.
-        name: what the user calls it.
-        weights: the format that matrices are packed in.
+        description: of it (``describe_head``, ``draft_layer.StoredDraftLayer``).
 
     Raises:
-        UnsupportedModelError: the target's hidden states cannot be read, or the engine does not compute the head.
+        UnsupportedModelError: the engine does not compute the head.
     """
 
     loaded: LoadedHead
 
-    def __init__(self, arrays: HeadArrays, target: NativeModel, name: str, weights: Format = FORMAT) -> None:
-        target.track_features(arrays.features)
-        description = describe_head(name, arrays, target, weights)
-        self.loaded = LoadedHead(name, description, target.loaded)
-        self._target, self.features, can = target, arrays.features, target.capabilities
+    def __init__(self, description: HeadDescription, target: NativeModel) -> None:
+        self.loaded = LoadedHead(description, target.loaded)
+        self._target, self.features, can = target, description.features, target.capabilities
         self.capabilities = replace(
             can,
-            name=name,
+            name=description.name,
             architecture=type(self).__name__,
-            parameters=sum(weight.size for weight in arrays.parameters.values()),
+            parameters=description.parameters,
             weights=description.multiplied[0],
             weight_bytes=description.multiplied[1],
-            weight_format=weights.name,
-            fingerprint=arrays.fingerprint,
+            weight_format=description.weight_format,
+            fingerprint=description.fingerprint,
             slot_bytes=self.loaded.token_bytes,
+            row_bytes=0,
             trees="",
         )
         super().__init__(target._lock)

@@ -39,7 +39,7 @@ from ..gguf.gguf_checks import capabilities, check_header, check_weights
 from ..gguf.gguf_file import GGUFHeader
 from ..memory import cache_full, free_memory
 from ..protocols import LayerSizes
-from .architecture import Description, Hyperparameters, describe
+from .architecture import Description, describe
 from .binding import EMBEDDING, OUTPUT, VERSION, WARPING, CEdits, IntsLike, Loaded, LoadedModel, open_library, tiers
 from .vocabulary import read_vocabulary
 
@@ -76,7 +76,8 @@ class NativeRows(OpenRows[R], Generic[R]):
 
     def holds(self, lengths: Sequence[int]) -> bool:
         """Rows of so many tokens can be open together, within ``cache_bytes``."""
-        return sum(lengths) * self.loaded.token_bytes <= self.cache_bytes
+        loaded = self.loaded
+        return sum(lengths) * loaded.token_bytes + len(lengths) * loaded.row_bytes <= self.cache_bytes
 
     def _add(self, row: R) -> R:
         self._open[row.number] = row
@@ -96,7 +97,7 @@ class NativeRows(OpenRows[R], Generic[R]):
             parents += new.parents
             wanted += [0] * (count - last) + [1] * last
             goes_on |= row.length > 0
-        self._check_room(len(tokens))
+        self._check_room(len(tokens), sum(map(bool, counts)))
         began = time.perf_counter()
         self.loaded.extend(numbers, counts, tokens, parents, wanted, *sources)
         if goes_on:
@@ -105,8 +106,9 @@ class NativeRows(OpenRows[R], Generic[R]):
             row.parents += new.parents
         return scored
 
-    def _check_room(self, tokens: int) -> None:
-        needed = self.loaded.cache_bytes() + tokens * self.loaded.token_bytes
+    def _check_room(self, tokens: int, rows: int = 0) -> None:
+        """Raise CacheError unless there is room for so many more tokens, and a state more for each of so many rows."""
+        needed = self.loaded.cache_bytes() + tokens * self.loaded.token_bytes + rows * self.loaded.state_bytes
         if needed > self.cache_bytes:
             raise cache_full(f"{tokens} tokens more of {self.capabilities.name} make", needed, self.cache_bytes)
 
@@ -238,11 +240,11 @@ class UnloadedModel:
 def unloaded(path: Path, name: str, threads: int) -> UnloadedModel:
     """A file's header as a model (``NativeModel`` for arguments and errors)."""
     header, tier = check_header(path), tiers()[-1]
-    sizes = describe(header).hyperparameters
-    return UnloadedModel(_capabilities(header, sizes, name, threads, eos_ids=frozenset(), tier=tier))
+    return UnloadedModel(_capabilities(header, describe(header), name, threads, eos_ids=frozenset(), tier=tier))
 
 
-def _capabilities(header: GGUFHeader, sizes: Hyperparameters, name: str, threads: int, **given: Any) -> Capabilities:
+def _capabilities(header: GGUFHeader, model: Description, name: str, threads: int, **given: Any) -> Capabilities:
+    sizes = model.hyperparameters
     return capabilities(
         header,
         name,
@@ -250,7 +252,8 @@ def _capabilities(header: GGUFHeader, sizes: Hyperparameters, name: str, threads
         max_length=sizes.context,
         vocab_size=sizes.vocabulary,
         engine=f"native {VERSION}",
-        slot_bytes=2 * sizes.layers * sizes.key_heads * sizes.head_size * np.dtype(np.float16).itemsize,
+        slot_bytes=2 * model.attending * sizes.key_heads * sizes.head_size * np.dtype(np.float16).itemsize,
+        row_bytes=model.row_bytes,
         trees="exact: scores of a node depend on its path alone",
         rounding=0.0,
         **given,
@@ -263,6 +266,8 @@ class NativeModel(NativeRows[NativeRow]):
     Attributes:
         capabilities: what the file says.
         tokenizer: of the file.
+        description: what the engine computes for the file.
+        draft_layer: tensors of a layer that predicts one token more (``GGUFHeader.draft_layer``).
         threads: that share a pass.
         hidden_size, layers: H of its hidden states, and L, its decoder layers.
         layer_sizes: of these (``FeatureModel.layer_sizes``).
@@ -288,15 +293,15 @@ class NativeModel(NativeRows[NativeRow]):
     ) -> None:
         path, self.threads = Path(path), threads or default_threads()
         header = check_header(path)
-        description = describe(header)
-        sizes = description.hyperparameters
+        self.description, self.draft_layer = describe(header), header.draft_layer
+        sizes = self.description.hyperparameters
         self.hidden_size, self.layers = sizes.hidden, sizes.layers
         self.layer_sizes = LayerSizes(sizes.query_heads, sizes.key_heads, sizes.head_size, sizes.feed_forward)
         self.tokenizer = read_vocabulary(header)
-        self.loaded = _load(header, description, self.threads, tier or "")
+        self.loaded = _load(header, self.description, self.threads, tier or "")
         self.capabilities = _capabilities(
             header,
-            sizes,
+            self.description,
             name or str(path),
             self.threads,
             eos_ids=self.tokenizer.eos_ids if self.tokenizer else frozenset(),

@@ -284,6 +284,11 @@ class GGUFTokenizer(PieceDecoder):
         spelt = byte_level(text) if self._is_byte_level else text.replace(_SPACE, " ").encode()
         return Piece(spelt or text.encode(), False)
 
+    @property
+    def added_ids(self) -> Collection[int]:
+        """The tokens that are found in texts as they are, before anything else."""
+        return self._added.values()
+
     @cached_property
     def special_tokens_map(self) -> Mapping[str, str]:
         """Special tokens that templates know by names."""
