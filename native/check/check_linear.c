@@ -1,11 +1,14 @@
 /* Print a digest of what linear layers compute from the same pseudo-random matrices and activations: a line for each
- * format and instruction set of this CPU, the portable one first. Equal kernels have equal digests. */
+ * format and instruction set of this CPU, the portable one first; then of what the kernels of recurrent layers do.
+ * Equal kernels have equal digests. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "../cpu.h"
+#include "../states.h"
+#include "../vector.h"
 
 enum { MOST_FORMAT = FORMAT_BF16 };
 
@@ -103,10 +106,38 @@ static uint64_t compute_all(const LinearKernels *kernels, int format) {
     return digest;
 }
 
+/* Two tokens of a delta net behind a random state of 16 columns: one that is kept with its output, and a leaf. */
+static uint64_t compute_delta(const VectorKernels *kernels, int size) {
+    const int64_t numbers = 16 * size;
+    random_state = 1;
+    float *inputs = random_values(TAPS, 2 * size), *taps = random_values(TAPS, 2 * size);
+    float *keys = allocate(sizeof *keys * 2 * (size_t)size), *state = random_values(1, numbers);
+    float *next = allocate(sizeof *next * (size_t)numbers), outputs[32];
+    const float *const columns[TAPS] = {inputs, inputs + 2 * size, inputs + 4 * size, inputs + 6 * size};
+    kernels->convolve(columns, taps, 2 * size, 2 * size, keys);
+    kernels->unit(keys, 1, size);
+    kernels->unit(keys + size, 0.25f, size);
+    kernels->logistic_gate(taps, inputs, size);
+    const DeltaToken token = {keys, keys + size, inputs, 0.9f, 0.3f, size};
+    kernels->delta(state, next, &token, 0, outputs);
+    kernels->delta(next, state, &token, 0, NULL);
+    kernels->delta(state, NULL, &token, 0, outputs + 16);
+    uint64_t digest = digested(14695981039346656037u, keys, sizeof *keys * 2 * (size_t)size);
+    digest = digested(digested(digest, state, sizeof *state * (size_t)numbers), outputs, sizeof outputs);
+    float *const all[] = {inputs, taps, keys, state, next};
+    for (int i = 0; i < 5; i++)
+        free(all[i]);
+    return digest;
+}
+
 int main(void) {
     for (int format = 0; format <= MOST_FORMAT; format++)
         for (int t = 0; format_row_bytes(format, 768) && tier_at(t); t++)
             printf("%d %s %016llx\n", format, tier_at(t)->name,
                    (unsigned long long)compute_all(tier_at(t)->linear, format));
+    for (int size = 16; size <= 256; size += 240)
+        for (int t = 0; tier_at(t); t++)
+            printf("delta-%d %s %016llx\n", size, tier_at(t)->name,
+                   (unsigned long long)compute_delta(tier_at(t)->vector, size));
     return 0;
 }

@@ -294,3 +294,18 @@ def test_sizes_that_the_tensors_have_not_are_refused(key: str, path: Path) -> No
     assert isinstance(stored, int)
     with pytest.raises(ModelFileError, match="delta net"):
         LoadedModel(describe(_changed(header, **{f"ssm__{key}": stored // 2})), 1)
+
+
+def test_the_layers_of_a_draft_head_are_left_to_it(path: Path) -> None:
+    """Without the fourth layer no layer attends."""
+    header = check(path)
+    description = describe(_changed(header, nextn_predict_layers=1))
+    assert (description.hyperparameters.layers, description.attending) == (3, 0)
+    model, tokens = LoadedModel(description, 2), text(80)
+    alone, row = model.open(), model.open()
+    for token in tokens:
+        expected = extend(model, alone, [token])
+        model.commit(alone, [0])
+    assert extend(model, row, tokens)[-1].tobytes() == expected.tobytes()
+    with pytest.raises(ModelFileError, match="4"):
+        describe(_changed(header, nextn_predict_layers=4))

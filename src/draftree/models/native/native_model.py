@@ -263,6 +263,9 @@ def _capabilities(header: GGUFHeader, model: Description, name: str, threads: in
 class NativeModel(NativeRows[NativeRow]):
     """A language model in a GGUF file, with trees, forks and several live paths a row.
 
+    Rows of recurrent layers have their states, which no node has: C goes back to an earlier place from the nearest
+    state that it keeps, and reads the tokens from there again in the row's next pass (``native/states.h``).
+
     Attributes:
         capabilities: what the file says.
         tokenizer: of the file.
