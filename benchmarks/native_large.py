@@ -33,7 +33,7 @@ import numpy as np
 from draftree.models.base import LanguageModel
 from draftree.models.cpu_threads import default_threads
 from draftree.models.llama.library import open_library
-from draftree.models.llama.llama_model import LlamaModel
+from draftree.models.loading import load_llama
 from draftree.models.memory import free_memory
 from draftree.models.native.native_model import NativeModel
 from draftree.progress import progress_reporter
@@ -65,16 +65,12 @@ class Part(NamedTuple):
     attention: bool = False
 
 
-def engines(shape: str) -> Sequence[str]:
-    """What is measured: llama.cpp makes no passes over drafts of recurrent models."""
-    return ENGINES[:1] if SHAPES[shape].key_states else ENGINES
-
-
 def parts_of(shape: str) -> Iterator[Part]:
-    for engine in engines(shape):
+    for engine in ENGINES:
         yield from (Part(shape, engine, f"load, {pages}") for pages in ("cold", "warm"))
         yield Part(shape, engine, "passes", NEAR)
-        yield from (Part(shape, engine, "attention", context, True) for context in (NEAR, *FAR))
+        if not SHAPES[shape].key_states:  # of whose layers few attend
+            yield from (Part(shape, engine, "attention", context, True) for context in (NEAR, *FAR))
 
 
 def load(engine: str, path: Path) -> dict[str, float]:
@@ -104,9 +100,10 @@ def _memory() -> dict[str, int]:
 
 
 def passes(engine: str, path: Path, context: int, count: int) -> dict[str, float]:
-    """Least seconds of passes by what they are over."""
-    model: LanguageModel = NativeModel(path) if engine == "native" else LlamaModel(path)
-    found = pass_seconds(model, context, DRAFTS, count)
+    """Least seconds of passes by what they are over; llama.cpp makes none over trees of recurrent models."""
+    model: LanguageModel = NativeModel(path) if engine == "native" else load_llama(str(path))
+    drafts = {draft: parents for draft, parents in DRAFTS.items() if draft.isdigit() or not model.capabilities.no_trees}
+    found = pass_seconds(model, context, drafts, count)
     return {draft: min(seconds) for draft, seconds in found.items()}
 
 
@@ -163,8 +160,8 @@ def multiply_adds() -> float:
 def bound(shape: Shape, context: int, nodes: int) -> tuple[float, str]:
     """Least seconds of the attention of all layers, and what they are for: to read keys and values once, or to
     multiply each node's queries with all keys, and its weights with all values."""
-    read = shape.attending * context * shape.key_bytes / bandwidth()
-    multiply = shape.attending * nodes * shape.heads * shape.head * context * 2 / multiply_adds()
+    read = shape.layers * context * shape.key_bytes / bandwidth()
+    multiply = shape.layers * nodes * shape.heads * shape.head * context * 2 / multiply_adds()
     return max((read, "reading"), (multiply, "arithmetic"))
 
 
@@ -207,25 +204,26 @@ def _file(folder: Path, shape: Shape, layers: int) -> Path:
 def table(name: str, found: Found, layers: int) -> Iterator[str]:
     """The lines of one shape's tables."""
     shape, size = SHAPES[name], SHAPES[name].file_bytes
-    yield f"\n| {name}, {size / 1e9:.2f} GB | {' | '.join(engines(name))} |\n|---|{'---|' * len(engines(name))}"
+    yield f"\n| {name}, {size / 1e9:.2f} GB | {' | '.join(ENGINES)} |\n|---|---|---|"
     for pages in ("cold", "warm"):
-        loads = (found[Part(name, engine, f"load, {pages}")] for engine in engines(name))
+        loads = (found[Part(name, engine, f"load, {pages}")] for engine in ENGINES)
         seconds = (f"{each['seconds']:.1f} ({each['busy']:.1f}) s" for each in loads)
         yield f"| load, {pages} pages (processor time) | {' | '.join(seconds)} |"
     for what, key in (("memory at the peak of the load", "peak"), ("memory that is no file's, kept", "kept")):
-        amounts = (found[Part(name, engine, "load, warm")][key] for engine in engines(name))
+        amounts = (found[Part(name, engine, "load, warm")][key] for engine in ENGINES)
         yield f"| {what}, over the file | {' | '.join(f'{each / size:.2f}' for each in amounts)} |"
-    for context in (NEAR, *FAR):
-        row = (_shown(_pass_seconds(name, engine, context, found, layers)) for engine in engines(name))
-        scaled = "" if context == NEAR else f" (attention of {layers} layers for {shape.attending})"
+    for context in (NEAR,) if shape.key_states else (NEAR, *FAR):
+        row = (_shown(_pass_seconds(name, engine, context, found, layers)) for engine in ENGINES)
+        scaled = "" if context == NEAR else f" (attention of {layers} layers for {shape.layers})"
         yield f"| ms of a pass over {', '.join(DRAFTS)}; context {context}{scaled} | {' | '.join(row)} |"
+    if shape.key_states:
+        return
     rates = f"{bandwidth() / 1e9:.0f} GB/s, {multiply_adds() / 1e9:.0f} GMAC/s"
-    columns = [f"{name}, attention of all layers", *engines(name), f"bound ({rates})"]
-    yield f"\n| {' | '.join(columns)} |\n|{'---|' * len(columns)}"
+    yield f"\n| {name}, attention of all layers | {' | '.join(ENGINES)} | bound ({rates}) |\n|---|---|---|---|"
     for context in FAR:
         for draft, parents in DRAFTS.items():
             least, reason = bound(shape, context, len(parents))
-            spent = (_attention(name, engine, context, found, layers)[draft] for engine in engines(name))
+            spent = (_attention(name, engine, context, found, layers)[draft] for engine in ENGINES)
             row = (f"{1e3 * each:.1f} ms ({each / least:.1f} times)" for each in spent)
             yield f"| {draft}, context {context} | {' | '.join(row)} | {1e3 * least:.1f} ms ({reason}) |"
 
@@ -233,7 +231,7 @@ def table(name: str, found: Found, layers: int) -> Iterator[str]:
 def _attention(name: str, engine: str, context: int, found: Found, layers: int) -> dict[str, float]:
     """Seconds of the attention of all layers to what lies before the last 100 tokens of a context."""
     near, far = (found[Part(name, engine, "attention", at, True)] for at in (NEAR, context))
-    return {size: (far[size] - near[size]) / layers * SHAPES[name].attending for size in near}
+    return {size: (far[size] - near[size]) / layers * SHAPES[name].layers for size in near}
 
 
 def _pass_seconds(name: str, engine: str, context: int, found: Found, layers: int) -> dict[str, float]:

@@ -53,11 +53,6 @@ class Shape:
         return not self.key_states or layer % _INTERVAL == _INTERVAL - 1
 
     @property
-    def attending(self) -> int:
-        """How many layers attend."""
-        return sum(map(self.attends, range(self.layers)))
-
-    @property
     def key_bytes(self) -> int:
         """Bytes of a token's keys and values in one layer, of 16 bits."""
         return 2 * 2 * self.key_heads * self.head
@@ -71,8 +66,7 @@ class Shape:
         return sum(rows * size for rows, size in sized)
 
     def attention_alone(self, layers: int) -> Shape:
-        """A model whose passes over long contexts are little else than the same attention, in so many layers."""
-        layers *= _INTERVAL if self.key_states else 1
+        """A model whose passes over long contexts are little else than the same attention."""
         return replace(self, layers=layers, feed_forward=256, vocabulary=20480, tied=True)
 
 
