@@ -12,7 +12,7 @@ import pytest
 from gguf import GGMLQuantizationType
 
 from benchmarks import native_large
-from benchmarks.native_large import DRAFTS, NEAR, Part, bound, parts_of, run
+from benchmarks.native_large import DRAFTS, ENGINES, NEAR, Part, bound, parts_of, run
 from benchmarks.native_shapes import SHAPES, write
 from draftree.models.base import prefill_scored
 from draftree.models.gguf.gguf_checks import check
@@ -48,14 +48,15 @@ def test_a_hybrid_shape_is_loaded_and_decodes(tmp_path: Path) -> None:
         "key_heads": 1,
         "feed_forward": 256,
         "layers": 4,
-        "vocabulary": 512,
+        "vocabulary": 20480,
     }
     tiny = replace(SHAPES["qwen3.5-4b"], **sizes, key_states=2, value_states=4)
-    model = NativeModel(write(tmp_path / "tiny.gguf", tiny))
+    model = NativeModel(path := write(tmp_path / "tiny.gguf", tiny))
     assert np.isfinite(prefill_scored(model, [1, 2, 3])[1].logits([0])).all()
-    assert model.capabilities.slot_bytes == tiny.attending * tiny.key_bytes
-    assert Weights(open_library(), tmp_path / "tiny.gguf").recurrent
-    assert [part.engine for part in parts_of("qwen3.5-4b") if part.what == "passes"] == ["native"]
+    assert model.capabilities.slot_bytes == tiny.key_bytes  # one layer attends
+    assert not any(part.attention for part in parts_of("qwen3.5-4b"))
+    measured = {engine: list(native_large.passes(engine, path, 16, 1)) for engine in ENGINES}
+    assert measured == {"native": [*DRAFTS], "llama.cpp": ["1", "2", "4", "8", "16"]}
 
 
 class Measured:
