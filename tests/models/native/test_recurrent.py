@@ -267,6 +267,19 @@ def test_rows_are_counted_with_their_states(path: Path, model: NativeModel) -> N
         small.extend([prefill(small, [1])], [Nodes.chain([2])])
 
 
+def test_records_of_a_large_tree_stay_within_the_cache(path: Path) -> None:
+    """They are refused before they are made, and the row goes on; a prompt of as many tokens makes few."""
+    model = NativeModel(path, threads=1)
+    row, state = prefill(model, [1] * 20), describe(check(path)).state_bytes
+    model.cache_bytes = model.loaded.cache_bytes() + 200 * model.capabilities.slot_bytes + 2 * state
+    with pytest.raises(CacheError):
+        model.extend([row], [Nodes([2] * 200, [-1] * 200)])
+    model.cache_bytes += 90 * describe(check(path)).record_bytes
+    model.extend([row], [Nodes.chain([2] * 200)])
+    model.commit(row, range(200))
+    assert model.loaded.cache_bytes() <= model.cache_bytes
+
+
 @pytest.mark.parametrize(
     ("key", "value", "error"),
     [

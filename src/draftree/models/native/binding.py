@@ -176,13 +176,15 @@ class Loaded:
     Attributes:
         vocabulary, hidden_size, context: outputs, H and the most tokens of a row.
         token_bytes: of a new token: its keys, values and hidden states.
-        state_bytes: of a state of the recurrent layers; row_bytes: what they take of a row at most.
+        state_bytes, record_bytes: of a state of the recurrent layers, and of a node's record.
+        row_bytes: what they take of a row at most, beside records of trees of more than 64 nodes.
         cache_bytes: returns how many the pages of the open rows take now.
         passes: that were begun; scores are those of the last.
     """
 
     token_bytes: int
     state_bytes: int = 0
+    record_bytes: int = 0
     row_bytes: int = 0
 
     def __init__(self, numbers: Hyperparameters) -> None:
@@ -403,7 +405,7 @@ class LoadedModel(Loaded):
         if code == _NO_TIER:
             raise ConfigError(f"instruction set {tier!r} is not among this CPU's: choose from {', '.join(tiers())}")
         check(code)
-        self.state_bytes, self.row_bytes = d.state_bytes, d.row_bytes
+        self.state_bytes, self.record_bytes, self.row_bytes = d.state_bytes, d.record_bytes, d.row_bytes
         self.track(())
 
     def rows(self, tensor: int, tokens: NDArray[np.int64]) -> NDArray[np.float32]:

@@ -9,6 +9,8 @@ from .header_reader import HeaderReader, unsupported
 
 TAPS = 4
 """Tokens of their convolutions, as C knows them alone."""
+RECORDED_END = 64
+"""Nodes at the end of a long chain that keep records, as C has it."""
 _LARGEST_HEAD = 256
 
 

@@ -41,6 +41,7 @@ from ..memory import cache_full, free_memory
 from ..protocols import LayerSizes
 from .architecture import Description, describe
 from .binding import EMBEDDING, OUTPUT, VERSION, WARPING, CEdits, IntsLike, Loaded, LoadedModel, open_library, tiers
+from .delta_nets import RECORDED_END
 from .vocabulary import read_vocabulary
 
 if TYPE_CHECKING:
@@ -86,9 +87,10 @@ class NativeRows(OpenRows[R], Generic[R]):
     def _pass(self, rows: Sequence[R], nodes: Sequence[Nodes], *sources: IntsLike) -> list[int]:
         """One pass over new nodes of rows; of how many of each the scores are wanted."""
         numbers, counts, scored, goes_on = list[int](), list[int](), list[int](), False
-        tokens, parents, wanted = list[int](), list[int](), list[int]()
+        tokens, parents, wanted, records = list[int](), list[int](), list[int](), 0
         for row, new in zip(rows, nodes, strict=True):
             count = len(new.tokens)
+            records += _records(row, new) if self.loaded.record_bytes else 0
             last = count if new.wanted is None else new.wanted
             numbers.append(row.number)
             counts.append(count)
@@ -97,7 +99,7 @@ class NativeRows(OpenRows[R], Generic[R]):
             parents += new.parents
             wanted += [0] * (count - last) + [1] * last
             goes_on |= row.length > 0
-        self._check_room(len(tokens), sum(map(bool, counts)))
+        self._check_room(len(tokens), sum(map(bool, counts)), records)
         began = time.perf_counter()
         self.loaded.extend(numbers, counts, tokens, parents, wanted, *sources)
         if goes_on:
@@ -106,9 +108,12 @@ class NativeRows(OpenRows[R], Generic[R]):
             row.parents += new.parents
         return scored
 
-    def _check_room(self, tokens: int, rows: int = 0) -> None:
-        """Raise CacheError unless there is room for so many more tokens, and a state more for each of so many rows."""
-        needed = self.loaded.cache_bytes() + tokens * self.loaded.token_bytes + rows * self.loaded.state_bytes
+    def _check_room(self, tokens: int, rows: int = 0, records: int = 0) -> None:
+        """Raise CacheError unless there is room for so many more tokens, a state more for each of so many rows, and
+        records of nodes."""
+        loaded = self.loaded
+        needed = loaded.cache_bytes() + tokens * loaded.token_bytes + rows * loaded.state_bytes
+        needed += records * loaded.record_bytes * 5 // 4  # C makes room for a quarter more
         if needed > self.cache_bytes:
             raise cache_full(f"{tokens} tokens more of {self.capabilities.name} make", needed, self.cache_bytes)
 
@@ -143,6 +148,15 @@ class NativeRows(OpenRows[R], Generic[R]):
             self.loaded.close(self.checked(row).number)
             del self._open[row.number]
             row.number = -1
+
+
+def _records(row: Row, new: Nodes) -> int:
+    """Nodes of a pass whose records ``row_bytes`` does not count: a chain keeps those of its end alone."""
+    count = len(new.tokens)
+    if count <= RECORDED_END:
+        return 0
+    chain = next((i for i, parent in enumerate(new.parents) if parent != i - 1), count) if not row.parents else 0
+    return min(count, count - chain + RECORDED_END) - RECORDED_END
 
 
 MOST_TOP = 1024
