@@ -227,7 +227,7 @@ class Description:
     @property
     def row_bytes(self) -> int:
         """Bytes that a row takes at most beside its tokens: its state, two behind earlier tokens, one while a pass
-        reads a text, and the records of the text's end."""
+        reads a text, and the records of the text's end. Trees of more than 64 nodes take more records."""
         return 4 * self.state_bytes + 84 * self.record_bytes
 
 
