@@ -51,7 +51,8 @@ class Capabilities:
         weight_format: of its linear layers, those of a GGUF file by llama.cpp's names; ``STOCK``: all of ``dtype``.
         fingerprint: of its weights (``draftree.models.huggingface.inspection``); "": they cannot be read.
         slot_bytes: bytes of a token's keys and values in the cache.
-        row_bytes: bytes that a row takes at most beside them, whatever its length: recurrent states.
+        row_bytes: bytes that a row takes beside them, whatever its length: recurrent states, with trees of up to 64
+            nodes.
         trees: what is known of passes over draft trees, for people.
         no_trees: why its rows cannot branch, so that it decodes without drafts; "": they can.
         rounding: largest gap between two logits that their rounding by the number of tokens of a pass explains, where
