@@ -12,15 +12,7 @@ static void convolve(const float *const *inputs, const float *taps, int64_t stri
 
 static void unit(float *x, float length, int64_t count) {
     enum { SMALLEST_SQUARE = 1000000 }; /* one part of so many: what a vector of zeros is divided by */
-    Lanes sums[PARTS];
-    for (int part = 0; part < PARTS; part++)
-        sums[part] = splat(0);
-    for (int64_t i = 0; i < count; i += 16)
-        for (int part = 0; part < PARTS; part++) {
-            Lanes v = load(x + i + part * WIDTH);
-            sums[part] = fma_lanes(v, v, sums[part]);
-        }
-    scale(x, length / sqrtf(reduce_add(sums) + 1.0f / SMALLEST_SQUARE), count);
+    scale(x, length / sqrtf(sum_of_squares(x, count) + 1.0f / SMALLEST_SQUARE), count);
 }
 
 enum { CHAINS = 4 }; /* sums over keys: input i is in chain i % 4 */

@@ -28,7 +28,8 @@ ALWAYS_INLINE float reduce_add(const Lanes *sums) {
     return lanes[0];
 }
 
-static void rms_norm(const float *x, const float *weight, int64_t length, float epsilon, float *y) {
+/* The sum of x^2: number i is in lane i % 16. */
+ALWAYS_INLINE float sum_of_squares(const float *x, int64_t length) {
     Lanes sums[PARTS];
     for (int part = 0; part < PARTS; part++)
         sums[part] = splat(0);
@@ -37,7 +38,11 @@ static void rms_norm(const float *x, const float *weight, int64_t length, float 
             Lanes v = load(x + i + part * WIDTH);
             sums[part] = fma_lanes(v, v, sums[part]);
         }
-    Lanes factor = splat(1.0f / sqrtf(reduce_add(sums) / (float)length + epsilon));
+    return reduce_add(sums);
+}
+
+static void rms_norm(const float *x, const float *weight, int64_t length, float epsilon, float *y) {
+    Lanes factor = splat(1.0f / sqrtf(sum_of_squares(x, length) / (float)length + epsilon));
     for (int64_t i = 0; i < length; i += WIDTH)
         store(y + i, load(x + i) * factor * load(weight + i));
 }
