@@ -10,12 +10,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from draftree.artifacts import locked
 from draftree.cli.main import run
 from draftree.models.heads import head_folder, own_heads
 from draftree.models.heads.own_heads import HEAD_RECORD, RECORD
-from draftree.train import eagle_training
+from draftree.train import eagle_training, head_data
 
 from ..tiny_gguf import write
 from .messages import Captured, complaint
@@ -82,6 +84,21 @@ def test_training_starts_from_the_head_that_comes_for_a_model(
     assert run(["heads", "remove", "model"]) == 0
     assert train(target, tmp_path, "--steps", "1", "--feed-forward", "32") == 0
     assert "start: ridge regression" in (folder / "README.md").read_text()
+
+
+def test_a_better_head_stays_where_more_responses_are_kept_apart_later(
+    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first round draws one of the three, the second all: the head of the first is measured anew."""
+    learning = ["--steps", "120", "--held-out", "1", "--out", str(start := tmp_path / "start")]
+    assert train(target, tmp_path, *learning) == 0
+    monkeypatch.setattr(head_data, "by_length", lambda lengths, count: [2, *range(11, 2, -1), 0, 1])
+    ruining = ["--hours", "0.002", "--tokens", "200", "--learning-rate", "0.99", "--held-out", "3", "--rows", "1"]
+    assert train(target, tmp_path, *ruining, "--init", str(start), "--out", str(out := tmp_path / "out")) == 0
+    record = HEAD_RECORD.read(out / RECORD)
+    assert (record.steps, record.held_out) == (0, 3) and record.mal > 1
+    (before,), (after,) = (folder.glob("*.safetensors") for folder in (start, out))
+    assert torch.equal(*(load_file(path)["fc.weight"] for path in (before, after)))
 
 
 def test_of_responses_and_steps_what_is_better_stays(

@@ -199,13 +199,20 @@ class HeadTraining:
         """Write the head as the fit has it, unless the one that is there is right more often; the record of the better
         one."""
         there = self._record()
-        record = HeadRecord(fit.done, len(apart), evaluate(fit.best, fit.frozen, apart, self.recipe.batch))
-        if there is not None and there.held_out == len(apart) and there.mal > record.mal:
+        if there is not None and there.held_out != len(apart):  # more are drawn by now
+            network = read_trained(self.out, self.target)[0].to(fit.frozen.weight.device)
+            there = self._measured(network, there.steps, fit.frozen, apart)
+        record = self._measured(fit.best, fit.done, fit.frozen, apart)
+        if there is not None and there.mal > record.mal:
+            HEAD_RECORD.write(self.out / RECORD, there)
             return there
         save_head(self.out, fit.best, fit.frozen.vocabulary, self.target, packed=self.limits.packed)
         HEAD_RECORD.write(self.out / RECORD, record)
         write_whole(self.out / "README.md", _card(self, fit, record))
         return record
+
+    def _measured(self, network: EagleNetwork, steps: int, frozen: Frozen, apart: Sequence[Response]) -> HeadRecord:
+        return HeadRecord(steps, len(apart), evaluate(network, frozen, apart, self.recipe.batch))
 
     def _affordable(self, fit: Fit, seconds: float) -> int:
         """Steps that fit the time, by timing some on a copy; at least one, and no more than some rounds of the data."""
