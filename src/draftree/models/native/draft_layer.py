@@ -38,8 +38,7 @@ def draft_tokens(target: NativeModel, most: int) -> NDArray[np.int64]:
     """[D] ascending, the tokens that a draft layer scores beside those of a request's own text.
 
     They are the special tokens and, up to ``most`` in all, the lowest ids: vocabularies of byte pair encoding are in
-    the order of their merges, the most frequent first. Of Qwen2.5's 152,000 tokens the lowest 32,768 are 92% of those
-    in Dolly's answers, 96% in MBPP's code and 97% in GSM8K's; what the prompts for training add is below 1%.
+    the order of their merges, the most frequent first.
     """
     vocabulary, tokenizer = target.capabilities.vocab_size, target.tokenizer
     special = np.array(sorted(tokenizer.added_ids if isinstance(tokenizer, GGUFTokenizer) else ()), np.int64)

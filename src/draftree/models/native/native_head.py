@@ -21,7 +21,7 @@ from ...errors import UnsupportedModelError
 from ...scores import Draft, Edit, Edits, Scores, Slots, Top, allowed_tokens
 from ..base import FeatureSpec, Nodes, Row, exclusive
 from ..heads.head_format import Array, HeadArrays, rope_of
-from .architecture import PLACE, Hyperparameters
+from .architecture import LAYER_TENSORS, PLACE, Hyperparameters
 from .head_binding import LAST_STATE, MOST_FEATURES, NO_STATE, CHead, HeadDescription, LoadedHead
 from .header_reader import ABSENT, Place
 from .native_model import NativeModel, NativeRow, NativeRows, NativeScores
@@ -78,16 +78,15 @@ class HeadWeights:
         return self.add(np.ascontiguousarray(values, dtype).view(np.uint8), kind, values.shape[1])
 
 
-_LAYER = (
-    "input_layernorm.weight",
-    *(f"self_attn.{part}_proj.weight" for part in "qkv"),
-    *(f"self_attn.{part}_proj.bias" for part in "qkv"),
-    *("self_attn.q_norm.weight", "self_attn.k_norm.weight", "self_attn.o_proj.weight", "no norm of attention's output"),
-    *("post_attention_layernorm.weight", "mlp.gate_proj.weight", "mlp.up_proj.weight", "mlp.down_proj.weight"),
-    *("no norm of the MLP's output", "self_attn.o_proj.bias"),
-    *["no delta net"] * 9,
-)
-"""Tensors of a layer in the order of ``LAYER_TENSORS``."""
+_LAYER = {
+    "attn_norm.weight": "input_layernorm.weight",
+    **{f"attn_{part}.{kind}": f"self_attn.{part}_proj.{kind}" for part in "qkv" for kind in ("weight", "bias")},
+    **{f"attn_{part}_norm.weight": f"self_attn.{part}_norm.weight" for part in "qk"},
+    **{f"attn_output.{kind}": f"self_attn.o_proj.{kind}" for kind in ("weight", "bias")},
+    "ffn_norm.weight": "post_attention_layernorm.weight",
+    **{f"ffn_{part}.weight": f"mlp.{part}_proj.weight" for part in ("gate", "up", "down")},
+}
+"""Tensors of a layer by their names in GGUF files; a head has no others of ``LAYER_TENSORS``."""
 _NORMS_OF_HALVES = ("layers.0.input_layernorm.weight", "layers.0.hidden_norm.weight")
 """Of EAGLE-3: of the embedding, and of the state beside it."""
 
@@ -108,7 +107,8 @@ def describe_head(name: str, arrays: HeadArrays, target: NativeModel, packed: Fo
     norms = [tensors[key] for key in tensors if key.startswith(("input_norm.", "fc_norm."))]
     halves = [tensors.pop(name) for name in _NORMS_OF_HALVES] if arrays.fuses_states else [None, None]
     layers = [
-        [weights.place(tensors.get(f"layers.{i}.{part}")) for part in _LAYER] for i in range(config.num_hidden_layers)
+        [weights.place(tensors.get(f"layers.{i}.{_LAYER.get(part)}")) for part in LAYER_TENSORS]
+        for i in range(config.num_hidden_layers)
     ]
     of_head = tensors.get("fc.weight"), tensors.get("fc.bias"), np.concatenate(norms) if norms else None
     head_places = [*map(weights.place, (*of_head, *halves))]
