@@ -15,8 +15,10 @@ from draftree.drafters.draft_model import EagleSource
 from draftree.drafters.grow import TreeDrafter
 from draftree.errors import ConfigError, RunError
 from draftree.models.base import FeatureSpec
+from draftree.models.heads.eagle_network import EagleNetwork
 from draftree.models.heads.head_format import EagleConfig
 from draftree.models.huggingface.hf_model import HFModel
+from draftree.train import eagle_fit
 from draftree.train.eagle_fit import DEPTH, RANKS, Batch, Fit, FitRecipe, evaluate
 from draftree.train.eagle_training import draft_vocabulary
 from draftree.train.head_architectures import new_eagle, regress
@@ -151,6 +153,52 @@ def test_before_the_last_round_the_best_network_is_a_mean_of_the_last_ones(
     assert 12 <= away.index(min(away)) < 19 and 0 < min(away) < 0.2 * away[0]
     fit.go_on(fit.frozen, learned, last=True)
     assert fit.best is fit.network
+
+
+@pytest.mark.parametrize("stops", [(), (1, 4), (8,)])
+def test_a_round_ends_with_its_time(
+    stops: tuple[int, ...],
+    target: HFModel,
+    learned: list[Response],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Steps of a second each, in a first round of 4 s and a last one until 14 s, with stops of an hour between them."""
+    now, drafting, path = [0.0], list[int](), tmp_path / "checkpoint.pt"
+    unrolled = eagle_fit.unrolled
+
+    def slow(network: EagleNetwork, embeddings: Tensor, batch: Batch, steps: int) -> list[Tensor]:
+        now[0] += 1
+        drafting.append(steps)
+        return unrolled(network, embeddings, batch, steps)
+
+    monkeypatch.setattr(eagle_fit, "unrolled", slow)
+    monkeypatch.setattr(eagle_fit.time, "monotonic", lambda: now[0])
+
+    def rounds(fit: Fit, stop: int) -> None:
+        for done in fit.run():
+            if done == stop:
+                fit.save(path)
+                now[0] += 3600
+                fit = made(target, learned, 1)
+                fit.resume(path)
+                return rounds(fit, next((s for s in stops if s > stop), 0))
+        if not fit.last:
+            fit.go_on(fit.frozen, learned, last=True)
+            fit.until, fit.steps = 14.0, 1000
+            return rounds(fit, stop)
+        assert fit.seconds == 14 and fit._optimizers[0].param_groups[0]["lr"] == pytest.approx(1e-3 * 0.0245, rel=1e-2)
+
+    first = made(target, learned, 1000)
+    first.until, first.last = 4.0, False
+    rounds(first, stops[0] if stops else 0)
+    assert drafting == [1, 1, 1, 3, *[1] * 7, 3, 3, 3]
+
+
+def test_a_round_without_time_has_a_step(target: HFModel, learned: list[Response]) -> None:
+    fit = made(target, learned, 1000)
+    fit.until = -5.0
+    assert list(fit.run()) == [1]
 
 
 def test_every_response_has_its_turn(target: HFModel, learned: list[Response], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import math
 import pickle
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
@@ -249,12 +250,13 @@ class Fit:
 
     Attributes:
         responses: to learn from in this round, at least one.
-        steps: up to the end of this round.
+        steps: up to the end of this round; its time may end it before.
         key: identifies the training; a checkpoint of another one is refused.
         last: this round is.
-        start: steps before this round.
+        until: ``seconds`` up to the end of this round; it has one step at least.
+        start, began: steps and seconds before this round.
         done: steps so far.
-        seconds: that these took.
+        seconds: that these took, and what was done between them.
         average: of the network, before the last round.
     """
 
@@ -265,7 +267,9 @@ class Fit:
     steps: int
     key: str
     last: bool = True
+    until: float = math.inf
     start: int = 0
+    began: float = 0.0
     done: int = 0
     seconds: float = 0.0
     average: EagleNetwork | None = None
@@ -288,7 +292,8 @@ class Fit:
 
     def go_on(self, frozen: Frozen, responses: Sequence[Response], *, last: bool) -> None:
         """Begin the next round."""
-        self.frozen, self.responses, self.last, self.start = frozen, responses, last, self.done
+        self.frozen, self.responses, self.last = frozen, responses, last
+        self.start, self.began = self.done, self.seconds
         if last:
             self.average = None
 
@@ -310,11 +315,16 @@ class Fit:
                     coming = reader.submit(self._batch, step)
                 yield batch
 
-    def _rate(self, step: int) -> float:
+    @property
+    def _position(self) -> float:
+        """Share of the round that is done, by its steps or by its time."""
+        by_time = (self.seconds - self.began) / max(1e-9, self.until - self.began)
+        return max(by_time, (self.done - self.start) / (self.steps - self.start))
+
+    def _rate(self, position: float) -> float:
         """Of the highest learning rate."""
-        steps = self.steps - self.start
-        rise = 1.0 if self.start else min(1.0, (step + 1) / max(1.0, _WARM_UP * steps))
-        return rise * (0.5 * (1 + math.cos(math.pi * (step - self.start) / steps)) if self.last else 1.0)
+        rise = 1.0 if self.start else min(1.0, (position + 1 / self.steps) / _WARM_UP)
+        return rise * (0.5 * (1 + math.cos(math.pi * position)) if self.last else 1.0)
 
     @torch.no_grad()
     def _take_into_average(self) -> None:
@@ -329,15 +339,17 @@ class Fit:
         recipe, frozen = self.recipe, self.frozen
         kind = frozen.weight.device.type
         weight = frozen.weight.bfloat16() if recipe.bf16 else frozen.weight
-        share = _FIRST_ALONE if self.network.predicts_features else 0.0
-        alone = self.start + share * (self.steps - self.start)
+        alone = _FIRST_ALONE if self.network.predicts_features else 0.0
+        began = time.monotonic() - self.seconds
         self.network.train()
         for batch in self._batches():
-            rate = recipe.learning_rate * self._rate(self.done)
+            if (position := self._position) >= 1:
+                return
+            rate = recipe.learning_rate * self._rate(position)
             for group in (group for optimizer in self._optimizers for group in optimizer.param_groups):
                 group["lr"] = rate
             with torch.autocast(kind, torch.bfloat16, enabled=recipe.bf16):
-                drafting = 1 if self.done < alone else recipe.unroll
+                drafting = 1 if position < alone else recipe.unroll
                 predicted = unrolled(self.network, frozen.embeddings, batch, drafting)
                 weights = {"decay": recipe.decay, "feature_weight": recipe.feature_weight}
                 total = loss(self.network, predicted, batch, weight, frozen.bias, **weights)
@@ -346,7 +358,7 @@ class Fit:
             torch.nn.utils.clip_grad_norm_(self.network.parameters(), recipe.clip)
             for optimizer in self._optimizers:
                 optimizer.step()
-            self.done += 1
+            self.done, self.seconds = self.done + 1, time.monotonic() - began
             if not self.last:
                 self._take_into_average()
             yield self.done
@@ -361,7 +373,9 @@ class Fit:
             "key": self.key,
             "done": self.done,
             "steps": self.steps,
+            "until": self.until,
             "start": self.start,
+            "began": self.began,
             "last": self.last,
             "average": self.average and self.average.state_dict(),
             "seconds": self.seconds,
@@ -394,7 +408,8 @@ class Fit:
             there = {response.number: response for response in self.responses}
             self.responses = [there[number] for number in state["responses"]]
             self.done, self.steps, self.seconds = state["done"], state["steps"], state["seconds"]
-            self.start, self.last = state["start"], state["last"]
+            self.start, self.began = state["start"], state["began"]
+            self.last, self.until = state["last"], state["until"]
         except (OSError, RuntimeError, EOFError, KeyError, ValueError, pickle.UnpicklingError):
             raise ConfigError(
                 f"checkpoint {path} is damaged, or of a training with other responses or settings: repeat that one to "

@@ -8,7 +8,6 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from copy import deepcopy
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
@@ -42,8 +41,6 @@ _ROUNDS = (0.25, 1.0)
 """Of the hours: after each a round of responses and steps ends. So a training that is stopped early leaves a head that
 is nearly as good as one with that little time from the start, and the last round loses little."""
 _MOST_EPOCHS = 12
-_TIMED = 7
-"""Steps that are done to see how many fit the hours; the first one is not timed."""
 _EVERY = 120.0
 """Seconds between checkpoints."""
 
@@ -214,15 +211,6 @@ class HeadTraining:
     def _measured(self, network: EagleNetwork, steps: int, frozen: Frozen, apart: Sequence[Response]) -> HeadRecord:
         return HeadRecord(steps, len(apart), evaluate(network, frozen, apart, self.recipe.batch))
 
-    def _affordable(self, fit: Fit, seconds: float) -> int:
-        """Steps that fit the time, by timing some on a copy; at least one, and no more than some rounds of the data."""
-        trial = Fit(self.recipe, deepcopy(fit.network), fit.frozen, fit.responses, _TIMED, "").run()
-        next(trial)  # allocates memory and chooses kernels
-        began = time.monotonic()
-        timed = sum(1 for _ in trial)
-        most = _MOST_EPOCHS * -(-len(fit.responses) // self.recipe.batch)
-        return max(1, min(most, int(seconds * timed / (time.monotonic() - began))))
-
     def _key(self, network: EagleNetwork | None) -> str:
         """Identifies the training: settings, responses that may be drawn, and the network that it starts from."""
         data = [asdict(self.data.recipe), *self.data.tracked.layers]
@@ -240,13 +228,12 @@ class HeadTraining:
             if self._record() is None:
                 self._publish(fit, apart)
             if self.limits.steps is None:
-                fit.steps = fit.done + self._affordable(fit, until - drawing - fit.seconds)
+                fit.steps = fit.done + _MOST_EPOCHS * -(-len(fit.responses) // self.recipe.batch)
+                fit.until = until - drawing
         fit.save(checkpoint)
         saved, note = time.monotonic(), _note("training", self._record())
-        began = saved - fit.seconds
         try:
             for _ in fit.run():
-                fit.seconds = time.monotonic() - began
                 report(round(min(seconds, drawing + fit.seconds)), note)
                 if time.monotonic() - saved >= _EVERY:
                     fit.save(checkpoint)
