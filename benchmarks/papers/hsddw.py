@@ -89,7 +89,10 @@ def _found(runs: Runs) -> str | None:
     levels, windows = of(runs, LEVELS), of(runs, WINDOWS)
     gains = ", ".join(f"{ratio_text(three_over_two(run))} in `{run.path.name}`" for run in levels)
     dynamic = ", ".join(f"{ratio_text(dynamic_over_fixed(run))} in `{run.path.name}`" for run in windows)
-    parts = [f"Of the speed of two levels, the middle one alone, three as published have {gains}."] * bool(levels)
+    parts = [
+        f"Of the speed of two levels, the middle one alone, three as published have {gains}; with 1 in its "
+        "interval the third level gains nothing."
+    ] * bool(levels)
     flat, steep = (", ".join(f"{flatness(run, method):.2f}" for run in windows) for method in ("hsddw", "chain"))
     parts += [
         f"The dynamic window has {dynamic} of the fastest fixed one's speed. The slowest of its caps has {flat} of the "
