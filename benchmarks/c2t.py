@@ -30,7 +30,7 @@ from rich.progress import track
 from torch import Tensor
 
 from draftree.artifacts import write_whole
-from draftree.bench.summary import ratio
+from draftree.bench.summary import Interval, ratio
 from draftree.config import SamplingParams
 from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.provenance import check_made_for, provenance
@@ -72,10 +72,10 @@ _FEWEST = 100
 
 
 class Point(NamedTuple):
-    """One policy with one setting: [prompts] verified nodes, steps and tokens gained."""
+    """One policy with one setting: [prompts] what it takes (verified nodes, or seconds), steps and tokens gained."""
 
     label: str
-    nodes: Tensor
+    taken: Tensor
     steps: Tensor
     tokens: Tensor
 
@@ -162,15 +162,15 @@ def joined(parts: Sequence[dict[str, Curve]]) -> dict[str, Curve]:
     }
 
 
-def _weighted(curve: Curve, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """[D, points] MAL and nodes a token, with [D, prompts] weights of the prompts."""
-    nodes, steps, tokens = (torch.stack([p[i] for p in curve], 1) for i in (1, 2, 3))  # type: ignore[misc]
-    return (weights @ tokens) / (weights @ steps), (weights @ nodes) / (weights @ tokens)
+def weighted(curve: Curve, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """[D, points] MAL and what a token takes, with [D, prompts] weights of the prompts."""
+    taken, steps, tokens = (torch.stack([p[i] for p in curve], 1) for i in (1, 2, 3))  # type: ignore[misc]
+    return (weights @ tokens) / (weights @ steps), (weights @ taken) / (weights @ tokens)
 
 
-def _nodes_at(mal: Tensor, curve: Curve, weights: Tensor) -> Tensor:
-    """[D] nodes a token of a curve where its MAL is ``mal`` [D]; nan beyond its ends."""
-    x, y = _weighted(curve, weights)
+def taken_at(mal: Tensor, curve: Curve, weights: Tensor) -> Tensor:
+    """[D] what a token takes on a curve where its MAL is ``mal`` [D]; nan beyond its ends."""
+    x, y = weighted(curve, weights)
     found = torch.full_like(mal, float("nan"))
     for i in range(x.shape[1] - 1):
         below, above = (x[:, i], y[:, i]), (x[:, i + 1], y[:, i + 1])
@@ -180,15 +180,37 @@ def _nodes_at(mal: Tensor, curve: Curve, weights: Tensor) -> Tensor:
     return found
 
 
+def every_prompt(curve: Curve) -> Tensor:
+    """[1, prompts] weights that count each prompt once."""
+    return torch.ones(1, len(curve[0].taken), dtype=torch.float64)
+
+
+def over_at_equal_mal(curve: Curve, base: Curve, at: int) -> Interval | None:
+    """What a token takes on a curve over what it takes at a point of ``base``, at that point's MAL.
+
+    Returns:
+        with its 95% bootstrap interval over prompts, of the draws that reach that MAL; None: the curve does not.
+    """
+    whole, prompts = every_prompt(base), len(base[0].taken)
+    draws = torch.randint(prompts, (_DRAWS, prompts), generator=torch.Generator().manual_seed(0))
+    weights = torch.zeros(_DRAWS, prompts, dtype=torch.float64).scatter_add_(1, draws, torch.ones_like(draws).double())
+
+    def ratios(w: Tensor) -> Tensor:
+        mal, own = (column[:, at] for column in weighted(base, w))
+        return taken_at(mal, curve, w) / own
+
+    if (found := float(ratios(whole))) != found:
+        return None
+    every = ratios(weights)
+    ends = every[~every.isnan()].sort().values
+    low, high = (float(ends[int(q * (len(ends) - 1))]) for q in (0.025, 0.975))
+    return Interval(found, low, high)
+
+
 def report(curves: dict[str, Curve], base: str, at: Sequence[str]) -> None:
     """Print the points of the curves, and nodes at equal MAL over those of ``base``."""
-    prompts = len(curves[base][0].nodes)
-    generator = torch.Generator().manual_seed(0)
-    draws = torch.randint(prompts, (_DRAWS, prompts), generator=generator)
-    weights = torch.zeros(_DRAWS, prompts, dtype=torch.float64).scatter_add_(1, draws, torch.ones_like(draws).double())
-    whole = torch.ones(1, prompts, dtype=torch.float64)
     for name, curve in curves.items():
-        mals, gammas = _weighted(curve, whole)
+        mals, gammas = weighted(curve, every_prompt(curve))
         points = (f"{p.label} {m:.3f} {g:.2f}" for p, m, g in zip(curve, mals[0], gammas[0], strict=True))
         print(f"  {name} (tau, gamma): {'; '.join(points)}")
     labels = [p.label for p in curves[base]]
@@ -196,14 +218,8 @@ def report(curves: dict[str, Curve], base: str, at: Sequence[str]) -> None:
     for name, curve in curves.items():
         cells = []
         for label in at:
-            i = labels.index(label)
-            ratios = []
-            for w in (whole, weights):
-                mal, own = (column[:, i] for column in _weighted(curves[base], w))
-                ratios.append(_nodes_at(mal, curve, w) / own)
-            ends = ratios[1][~ratios[1].isnan()].sort().values
-            low, high = (float(ends[int(q * (len(ends) - 1))]) if len(ends) else float("nan") for q in (0.025, 0.975))
-            cells.append(f"{float(ratios[0]):.3f} [{low:.3f}, {high:.3f}]")
+            found = over_at_equal_mal(curve, curves[base], labels.index(label))
+            cells.append(found.text(".3f") if found else "not reached")
         print(f"  {name:44}" + "".join(f"{cell:>24}" for cell in cells), flush=True)
 
 
@@ -215,8 +231,7 @@ def equal_mal(
     Returns:
         contestants by name, and which of them have equal MAL: (base, other).
     """
-    whole = torch.ones(1, len(curves[base][0].nodes)).double()
-    mals = {name: _weighted(curve, whole)[0][0].tolist() for name, curve in curves.items()}
+    mals = {name: weighted(curve, every_prompt(curve))[0][0].tolist() for name, curve in curves.items()}
     points: dict[str, Contestant] = {}
     pairs = []
     for mal, one in zip(mals[base], contestants[base], strict=True):
@@ -370,7 +385,7 @@ def plot_curves(curves: Mapping[str, Curve], file: Path) -> None:
     with plot("c2t-curves", 6.4, 4.4) as made:
         axes = made.figure.subplots()
         for i, (name, curve) in enumerate(curves.items()):
-            taus, gammas = (x[0].tolist() for x in _weighted(curve, torch.ones(1, len(curve[0].nodes)).double()))
+            taus, gammas = (x[0].tolist() for x in weighted(curve, every_prompt(curve)))
             axes.plot(gammas, taus, **line_style(i), linewidth=1, label=name)
         axes.set(xscale="log", xlabel="verified nodes for each generated token", ylabel="MAL, bonus token included")
         axes.legend()

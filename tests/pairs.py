@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -76,8 +77,9 @@ class Endless(CascadeSource):
 
 
 def endless(cascade: CascadeSource) -> CascadeSource:
-    """A cascade that loops back for as long as its trees grow."""
-    return Endless(cascade.lower, cascade.upper, cascade.policy, cascade.settings, cascade.called)
+    """A cascade that loops back for as long as its trees grow, so that they are those of its upper level alone."""
+    settings = replace(cascade.settings, rejected="on")
+    return Endless(cascade.lower, cascade.upper, cascade.policy, settings, cascade.called)
 
 
 TREE = ((0,), (0, 0), (1,), (0, 0, 0), (0, 1), (2,), (1, 0), (3,))

@@ -1,20 +1,27 @@
 """The papers' claims beside what is found here: decode what is missing of the runs, then write the report.
 
     python -m benchmarks.papers RUNS --measure [--only NAME]... [--pair DIR] [--quick] --docs docs
+    python -m benchmarks.papers RUNS --measure --only NAME --methods MINE,... --target X --draft Y
 
 RUNS is the folder of the runs; without --measure the report is made of those that are there: the page of results, a
 chapter for each paper, and the runs' figures as JSON lines. It prints beforehand how many runs are missing and about
 how long they take, and goes on where it was stopped. Each figure is drawn from the run that it names (``plan.py``), and
-from no other. --only takes one paper, table or figure, and its runs alone: opt-tree, gunjur/figure-2, ...
+from no other. --only takes one paper, table or figure, or the page of results, and its runs alone: opt-tree,
+gunjur/figure-2, results, ... Verdicts on the page are those of the chapters that are new or in the docs. --methods
+adds contestants of your own to all runs, and to the tables that have a row for each contestant. With --target and
+--draft the runs called coder are of your models.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from draftree.artifacts import user_path, write_whole
+from draftree.bench.entries import split_names
 from draftree.bench.results import CONFIG
 from draftree.bench.summary import LoadedRun, load_runs
 from draftree.errors import ConfigError, DraftreeError
@@ -23,44 +30,67 @@ from draftree.progress import err
 from ..quality.answers import FILE as SCORES
 from ..rivals import read, table
 from . import confidence, dsbd, gunjur, hsddw, opt_tree, page
-from .plan import RUNS, Plan
+from .plan import RUNS, Pair, Plan
 from .plots import check_plots
-from .sections import FIGURES, Runs, select, to_markdown
+from .sections import FIGURES, Chapter, Runs, select, to_markdown, verdict_in
 
+PAGE = "results"
 RIVALS = "rivals"
 """Folder of what ``benchmarks.rivals`` measured, among the runs."""
+DIGESTS = f"{page.PAGES}/runs.jsonl"
 CHAPTERS = (gunjur.CHAPTER, opt_tree.CHAPTER, confidence.CHAPTER, hsddw.CHAPTER, dsbd.CHAPTER)
 """A chapter for each paper."""
 
 
-def build(runs: Runs, only: Sequence[str] = (), rivals: Sequence[Sequence[str]] = ()) -> dict[str, str]:
-    """The files of the report by their names: the page, the chapters, their figures as SVG, and the runs' figures.
+def build(
+    runs: Runs, only: Sequence[str] = (), rivals: Sequence[Sequence[str]] = (), docs: Path | None = None
+) -> dict[str, str]:
+    """The files of the report by their names: the page, the chapters, their figures as SVG, and the runs' digests.
 
     Args:
-        only: names of the chapters, tables and figures that are wanted, without the page; by default all.
+        only: names of the chapters, tables and figures that are wanted, and ``PAGE``; by default all.
         rivals: rows of ``benchmarks.rivals.table``, for the page.
+        docs: folder of chapters that are not made anew, whose verdicts the page has too.
 
     Raises:
         UnknownNameError: there is no such paper, table or figure.
     """
     if only:
         runs = {name: runs[name] for name in runs if name in needed(only)}
-    chapters = select(CHAPTERS, only) if only else CHAPTERS
-    files = (
-        {}
-        if only
-        else {"results.md": page.page(CHAPTERS, runs, rivals), f"{page.PAGES}/runs.jsonl": page.digests(runs)}
-    )
-    for chapter in chapters:
+    files = {DIGESTS: page.digests(runs)} if runs else {}
+    for chapter in select(CHAPTERS, _parts(only)) if only else CHAPTERS:
         if (made := to_markdown(chapter, runs)) is not None:
-            files[f"{page.PAGES}/{chapter.name}.md"] = made[0]
+            files[_file(chapter)] = made[0]
             files |= {f"{page.PAGES}/{FIGURES}/{name}.svg": svg for name, svg in made[1].items()}
+    if PAGE in only or not only:
+        texts = [files.get(_file(chapter)) or _text(docs, _file(chapter)) for chapter in CHAPTERS]
+        files["results.md"] = page.page(zip(CHAPTERS, map(verdict_in, texts), strict=True), runs, rivals)
     return files
 
 
+def _parts(only: Sequence[str]) -> list[str]:
+    return [name for name in only if name != PAGE]
+
+
+def _file(chapter: Chapter) -> str:
+    return f"{page.PAGES}/{chapter.name}.md"
+
+
+def _text(docs: Path | None, name: str) -> str:
+    """Of a file, if it is there."""
+    return (docs / name).read_text() if docs is not None and (docs / name).is_file() else ""
+
+
+def merged(digests: str, newer: str) -> str:
+    """The digests of all runs, those of a run that is in both from the newer ones."""
+    lines = {json.loads(line)["run"]: line for line in (*digests.splitlines(), *newer.splitlines())}
+    return "".join(f"{lines[name]}\n" for name in sorted(lines))
+
+
 def needed(only: Sequence[str]) -> set[str]:
-    """Names of the runs that chapters, tables and figures are made from."""
-    return {name for chapter in select(CHAPTERS, only) for part in chapter.parts for name in part.runs}
+    """Names of the runs that the page, chapters, tables and figures are made from."""
+    own = {name for chapter in select(CHAPTERS, _parts(only)) for part in chapter.parts for name in part.runs}
+    return own | ({*page.RUNS} if PAGE in only else set())
 
 
 def runs_of(folder: str) -> dict[str, LoadedRun]:
@@ -90,6 +120,19 @@ def runs_of(folder: str) -> dict[str, LoadedRun]:
     return found
 
 
+def pair_of(args: argparse.Namespace) -> Pair | None:
+    """The models of the coder's runs; None: none are named.
+
+    Raises:
+        ConfigError: a file is missing, or one of two options.
+    """
+    if args.target is None and args.draft is None:
+        return None if args.pair is None else Pair.of_folder(args.pair)
+    if args.pair is not None or args.target is None or args.draft is None:
+        raise ConfigError("--target and --draft go together, and without --pair")
+    return Pair.of_user(args.target, args.draft)
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure and write."""
     parser = argparse.ArgumentParser(
@@ -98,9 +141,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("runs", metavar="RUNS", help="folder of the runs")
     parser.add_argument("--measure", action="store_true", help="decode what is missing first")
     parser.add_argument(
-        "--only", metavar="NAME", action="append", default=[], help="a paper, or PAPER/TABLE; may be repeated"
+        "--only", metavar="NAME", action="append", default=[], help="results, a paper, or PAPER/TABLE; may be repeated"
     )
     parser.add_argument("--pair", metavar="DIR", help="folder of Qwen2.5-Coder's two GGUF files; else without them")
+    parser.add_argument("--target", metavar="MODEL", help="in place of the pair's")
+    parser.add_argument("--draft", metavar="MODEL", help="its draft model, of the same vocabulary")
+    parser.add_argument("--methods", default="", metavar="METHOD,...", help="that take part too")
     parser.add_argument("--quick", action="store_true", help="three prompts a run")
     parser.add_argument("--docs", metavar="DIR", help="where the report goes; RUNS/report by default")
     args = parser.parse_args(argv)
@@ -111,11 +157,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         if args.docs and not docs.is_dir():
             raise ConfigError(f"folder {docs} is not there: make it, or name another place")
         if args.measure:
-            Plan(args.runs, args.pair, quick=args.quick, only=wanted).measure()
-        files = build(runs_of(args.runs), args.only, table(read(user_path(args.runs) / RIVALS)))
+            methods = split_names(args.methods)
+            Plan(args.runs, pair_of(args), quick=args.quick, only=wanted, methods=methods).measure()
+        files = build(runs_of(args.runs), args.only, table(read(user_path(args.runs) / RIVALS)), docs)
         if not args.only:
             for old in (docs / page.PAGES / FIGURES).glob("*.svg"):
                 old.unlink()
+        elif DIGESTS in files and (docs / DIGESTS).is_file():
+            files[DIGESTS] = merged((docs / DIGESTS).read_text(), files[DIGESTS])
         for name, text in files.items():
             (docs / name).parent.mkdir(parents=True, exist_ok=True)
             write_whole(docs / name, text)

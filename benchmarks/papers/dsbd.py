@@ -41,6 +41,10 @@ PAPERS_TABLE_2 = {
 """(suite, kind) -> per cent right, tokens a second, with Llama-2-13B and Llama-68M."""
 
 
+_LONG = 60
+"""Tokens."""
+
+
 class Point(NamedTuple):
     """One contestant: how fast, and how good."""
 
@@ -113,15 +117,13 @@ def _pareto(runs: Runs, suite: str, title: str) -> Section | None:
             axes.plot([p.speed for p in points], [p.quality for p in points], label=what, **{**style, "linestyle": ""})
             front = pareto(points)
             axes.plot([p.speed for p in front], [p.quality for p in front], color=style["color"], linewidth=1)
-            rows += [
-                [what, _shown(e), _percent(scores[e.label]), *_cells(f)] for e, f in zip(own, figures, strict=True)
-            ]
+            rows += [[what, _shown(e), _right(run, e), *_cells(f)] for e, f in zip(own, figures, strict=True)]
         axes.set(xlabel="tokens/s", ylabel=f"{MEASURES[suite]}, per cent")
         axes.legend()
         axes.set_ylim(-1, 101)
     text = (
         "Points are contestants, lines the Pareto front of each kind. Beams that drafted no layer count as beam "
-        "sampling. The paper: DSBD's front lies above beam sampling's. Here the prompts are too few to tell fronts "
+        "sampling. The paper: DSBD's front lies above beam sampling's. Points whose intervals overlap cannot be told "
         "apart."
     )
     grid = Grid(["kind", "contestant", MEASURES[suite], "tokens/s", "MAL"], rows)
@@ -137,6 +139,13 @@ def _figure4(runs: Runs) -> Section | None:
 
 def _figure5(runs: Runs) -> Section | None:
     return _pareto(runs, "spider", "Figure 5: Spider, execution accuracy")
+
+
+def _right(run: LoadedRun, entry: Entry) -> str:
+    """Share of right answers, with its interval over prompts."""
+    measure = MEASURES[run.suite]
+    right = [s.score[measure] for s in read_scores(run.path) if s.method == entry.label and measure in s.score]
+    return interval(right).text() if right else ""
 
 
 def _percent(score: float | None) -> str:
@@ -214,14 +223,12 @@ def cpu_a_token(records: Sequence[AnswerRecord]) -> float | None:
 def _quality(runs: Runs) -> Section | None:
     rows, found = list[list[str]](), of(runs, QUALITY)
     for run in found:
-        measure, scored = MEASURES[run.suite], read_scores(run.path)
         plain = next((e for e in run.named("beams") if e.drafter is None), None)
         for e in run.of(lambda e: True):
             own = run.by_method[e.label]
-            right = [s.score[measure] for s in scored if s.method == e.label and measure in s.score]
             cpu = cpu_a_token(own)
             over = ratio_text(paired(own, run.by_method[plain.label], lambda r: r.rate)) if plain else ""
-            cells = [interval(right).text() if right else "", f"{sum(r.tokens for r in own) / len(own):.0f}"]
+            cells = [_right(run, e), f"{sum(r.tokens for r in own) / len(own):.0f}"]
             cells += [*_cells(run.table[e.label][ALL]), "" if cpu is None else f"{cpu:.3f}", over]
             rows.append([f"{run.path.name}: {_shown(e)}", *cells])
     text = (
@@ -274,8 +281,17 @@ def _verdict(runs: Runs) -> Verdict | None:
 
 
 def _found(runs: Runs) -> str | None:
-    parts = [f"{found.text()} in `{name}`" for name, found in _speedups(runs).items()]
-    return f"With 5 beams DSBD has {', '.join(parts)} of beam sampling's speed, prompts included." if parts else None
+    parts = list[str]()
+    for long, kind_of in ((True, "long"), (False, "short")):
+        own = [f"{x.text()} in `{name}`" for name, x in _speedups(runs).items() if _is_long(runs[name]) is long]
+        parts += [f"{', '.join(own)} with {kind_of} answers"] * bool(own)
+    return f"Of beam sampling's speed, prompts included, DSBD with 5 beams has {'; '.join(parts)}." if parts else None
+
+
+def _is_long(run: LoadedRun) -> bool:
+    """Its plain answers have more than ``_LONG`` tokens in the mean."""
+    plain = [r for r in run.records if r.method == AR]
+    return sum(r.tokens for r in plain) > _LONG * len(plain)
 
 
 def _shown(entry: Entry) -> str:

@@ -295,7 +295,7 @@ CHAPTER = Chapter(
     "Acceptance over EAGLE's tree lies in the paper's range, acceptance over a binary one just below it on MT-Bench. "
     "Speed does not: on two cores a pass over 26 tokens takes several passes over one (Figure 3), on the paper's "
     "GPUs about one. The paper tunes the number of nodes for speed; 25 are fixed here, where 4 to 8 pay (Figure 6, "
-    "[results](../results.md)). Sequoia's trees, of up to 64 nodes, are those of `draftree calibrate --drafter head "
+    "[results](../results.md)). Sequoia's trees are those of `draftree calibrate --drafter head "
     "--prompts FILE --max-tokens 32 --nodes N` with 40 prompts of Self-Instruct. The default threshold, "
     "`delta=auto`, is not in Figure 8.",
     (

@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from draftree.bench.entries import AR, LLAMA_CPP, PEER, Entry
 from draftree.bench.summary import ALL, Interval, LoadedRun, MethodFigures, markdown, number, paired, ratio_text
-from draftree.config import DEFAULT_NODES, MAX_NODES
 
 from ..rivals import HEADER
-from .plan import CODER, SMOLLM2
+from .plan import CODER, SMALL, SMOLLM2
 from .sections import SPEEDS, Chapter, Runs, about, document, made_of, of, shown, sources, speeds, without_folders
 
 TEXTS = {"who": "all kinds (Spec-Bench)", "who-humaneval": "code (HumanEval)", "who-gsm8k": "sums (GSM8K)"}
 TEXTS["who-edits"] = "edits of a given text"
 WHO = tuple(f"{name}-{models}" for models in (SMOLLM2, CODER) for name in TEXTS)
-OWN = ("auto", "opt-tree", "eagle2", "dynamic-width", "c2t")
-UNBOUNDED = (
-    f"`dynamic-width` and `dynamic-width-depth` had no node budget, as in the paper (`--nodes {MAX_NODES}`); "
-    f"by default they have {DEFAULT_NODES}."
-)
+PAYING = {models: (f"small-{models}", f"small-gsm8k-{models}") for models in (SMOLLM2, CODER)}
+OTHERS = ("schemes-smollm2", "drafters-smollm2")
+RUNS = (*WHO, *itertools.chain(*PAYING.values()), *OTHERS)
 OPENING = (
     "This page has the speed of draftree's default on two models and four kinds of text, beside AR decoding, the "
-    "papers' methods and other systems. It also has the verdict on each paper's claim, and one run of every method, "
+    "papers' methods and other systems. It also has the verdict on each paper's claim, and one run of every "
     "verification scheme and kind of drafter."
 )
 PAGES = "papers"
@@ -51,7 +49,7 @@ def _rate(figures: MethodFigures) -> float:
 
 def who(runs: Runs) -> list[str]:
     """Which model on which text is how fast, by what."""
-    found, rates, methods = of(runs, WHO), list[list[str]](), list[list[str]]()
+    found, rates = of(runs, WHO), list[list[str]]()
     for run in found:
         name, _, models = run.path.name.rpartition("-")
         label, auto = f"{models}, {TEXTS[name]}", _named(run, "auto")
@@ -61,7 +59,6 @@ def who(runs: Runs) -> list[str]:
         ]
         whole = ratio_text(run.table[auto.label][ALL].speedup) if auto else ""
         rates.append([label, *shown_rates, _over(run, "auto", AR), whole, _over(run, "auto", PEER + LLAMA_CPP)])
-        methods.append([label, *(_over(run, method, AR) for method in OWN)])
     if not rates:
         return []
     header = ["model, text", "llama.cpp", "AR", "`auto`", "over AR", "with the prompt", "over llama.cpp"]
@@ -71,10 +68,39 @@ def who(runs: Runs) -> list[str]:
         "and over llama.cpp; one column counts the prompt too. Ratios are geometric means paired by prompt, with 95% "
         "intervals over prompts.",
         markdown(header, rates),
-        "Speed over AR decoding of `auto` and of the papers' methods with 4 nodes:",
-        markdown(["model, text", *(f"`{method}`" for method in OWN)], methods),
         sources(found),
     ]
+
+
+def paying(runs: Runs) -> list[str]:
+    """Every method at the sizes that pay, and which of them differ from the default."""
+    parts = [
+        "## Every method at the sizes that pay",
+        f"Trees of {' and '.join(map(str, SMALL))} nodes, greedy, with the draft head that comes for the target; "
+        "Spec-Bench and GSM8K, 40 prompts each.",
+    ]
+    for models, names in PAYING.items():
+        if not (found := of(runs, names)):
+            continue
+        rows = []
+        for entry in found[0].of(lambda e: not e.is_peer):
+            cells = (speeds(run.table[entry.label][ALL]) for run in found if entry.label in run.table)
+            rows.append([shown(entry), *itertools.chain(*cells)])
+        header = [f"{run.suite}: {cell}" if cell == SPEEDS[0] else cell for run in found for cell in SPEEDS]
+        parts += [f"{models}:", markdown(["contestant", *header], rows)]
+        parts += [f"No difference from `auto` in `{run.path.name}`: {_as_fast(run)}." for run in found]
+    return parts if len(parts) > 2 else []
+
+
+def _as_fast(run: LoadedRun) -> str:
+    """The contestants whose speed over that of ``auto`` has an interval with 1 in it."""
+    own, names = _named(run, "auto"), list[str]()
+    for entry in run.of(lambda e: e.drafter is not None):
+        if own is not None and entry != own:
+            over = paired(run.by_method[entry.label], run.by_method[own.label], lambda r: r.decode_rate)
+            if over is not None and over.low <= 1 <= over.high:
+                names.append(f"`{shown(entry)}`")
+    return ", ".join(names) or "none"
 
 
 def systems(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -101,24 +127,16 @@ ELSEWHERE = (
 )
 
 
-def verdicts(chapters: Sequence[Chapter], runs: Runs) -> list[str]:
-    """Each paper's verdict; its chapter has the figures."""
-    found = [
-        f"- [{chapter.title}]({PAGES}/{chapter.name}.md): **{verdict}**"
-        for chapter in chapters
-        if (verdict := chapter.verdict(runs))
-    ]
+def verdicts(chapters: Iterable[tuple[Chapter, str | None]]) -> list[str]:
+    """Each paper's verdict, if it has one; its chapter has the figures."""
+    found = [f"- [{chapter.title}]({PAGES}/{chapter.name}.md): **{said}**" for chapter, said in chapters if said]
     return ["## The papers' claims", "\n".join(found)] if found else []
 
 
 def every(runs: Runs) -> list[str]:
-    """Each method, scheme and kind of drafter on real prompts."""
-    parts = list[str]()
-    for name, title, note in (
-        ("every-smollm2", "Every method", UNBOUNDED),
-        ("schemes-smollm2", "Every verification scheme, at T = 1", ""),
-        ("drafters-smollm2", "Every kind of drafter", ""),
-    ):
+    """Each scheme and kind of drafter on real prompts."""
+    parts, titles = list[str](), ("Every verification scheme, at T = 1", "Every kind of drafter")
+    for name, title in zip(OTHERS, titles, strict=True):
         if (run := runs.get(name)) is not None:
             rows = []
             for entry in run.of(lambda e: True):
@@ -127,17 +145,18 @@ def every(runs: Runs) -> list[str]:
                 label = entry.label if len(run.config["drafters"]) > 1 or ":verify" in entry.label else shown(entry)
                 rows.append([label, *speeds(f), equal])
             header = ["contestant", *SPEEDS, "share of ids equal to AR's"]
-            parts += filter(None, [f"## {title}", markdown(header, rows), note, sources([run])])
+            parts += [f"## {title}", markdown(header, rows), sources([run])]
     return parts
 
 
-def page(chapters: Sequence[Chapter], runs: Runs, rivals: Sequence[Sequence[str]] = ()) -> str:
+def page(chapters: Iterable[tuple[Chapter, str | None]], runs: Runs, rivals: Sequence[Sequence[str]] = ()) -> str:
     """The page.
 
     Args:
+        chapters: with their verdicts.
         rivals: rows of ``benchmarks.rivals.table``.
     """
-    own = of(runs, (*WHO, "every-smollm2", "schemes-smollm2", "drafters-smollm2"))
+    own = of(runs, RUNS)
     parts = [
         "# Results",
         OPENING,
@@ -145,7 +164,8 @@ def page(chapters: Sequence[Chapter], runs: Runs, rivals: Sequence[Sequence[str]
         *who(runs),
         *systems(rivals),
         ELSEWHERE,
-        *verdicts(chapters, runs),
+        *verdicts(chapters),
+        *paying(runs),
         *every(runs),
         *made_of(own),
     ]

@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,45 +27,61 @@ SMOLLM2, CODER = "smollm2", "coder"
 FILES = {"target": "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf", "draft": "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"}
 """Of the pair, in the folder that the user names."""
 
-WHO = (
-    "auto,opt-tree:nodes=4,eagle2:nodes=4:width=2:depth=3,dynamic-width:nodes=4,c2t:classifier={classifier}:nodes=4,"
-    "peer:llama.cpp"
-)
-"""What users choose from: ours, the papers' methods at a size that pays on two cores, and llama.cpp."""
+WHO = "auto,peer:llama.cpp"
+"""What users choose from."""
 DYNAMIC = (
-    f"chain,static,early-stop,naive-width,dynamic-width:nodes={MAX_NODES},dynamic-width-budget,"
-    f"dynamic-width-depth:nodes={MAX_NODES}"
+    f"chain,static,early-stop:nodes=4,naive-width,dynamic-width:nodes={MAX_NODES},dynamic-width-budget,"
+    f"dynamic-width-depth:nodes={MAX_NODES},dynamic-width:nodes=4"
 )
-"""The paper's methods; two of them without a node budget, as there."""
+"""The paper's methods, early stopping within the chain's 4 tokens and two without a node budget, as there; and ours."""
 MOVED = ("sure=0.1", "sure=0.3", "unsure=0.5", "unsure=2", "slope=2", "slope=6")
 """Settings of B(H), one moved at a time."""
 STEPS = ",".join(("dynamic-width-budget", *(f"dynamic-width-budget:{setting}" for setting in MOVED)))
 BEST = "opt-tree:nodes=25:delta={delta}"
 """OPT-Tree with the threshold that was fastest on prompts kept apart."""
 TREES = f"binary:nodes=25,eagle:nodes=25,sequoia:tree={{sequoia}}-25.json:nodes=25,{BEST},eagle2:nodes=25"
-SEQUOIAS = (8, 16, 32, 64)
+SEQUOIAS = (8, 16, 32, 64, 128, 256)
+SMALL = (4, 8)
+"""Node budgets that pay on two cores."""
+PAYING = ",".join(
+    (
+        "auto,static:nodes=4:width=4:depth=1,static:nodes=8:width=2:depth=2",
+        "eagle2:nodes=4:width=2:depth=3,eagle2:nodes=8:width=3:depth=4",
+        *(
+            f"chain:depth={n},early-stop:nodes={n},binary:nodes={n},eagle:nodes={n},"
+            f"sequoia:tree={{sequoia}}-{n}.json:nodes={n},opt-tree:nodes={n},dynamic-width:nodes={n},"
+            f"c2t:classifier={{classifier}}:nodes={n},hsddw:cap={n}"
+            for n in SMALL
+        ),
+    )
+)
+"""Every method at these sizes."""
 SIZES = ",".join(
     (
         *(f"opt-tree:nodes={nodes}:delta={{delta}}" for nodes in (8, 16, 32, 64, 128, 256)),
         *(f"sequoia:tree={{sequoia}}-{nodes}.json:nodes={nodes}" for nodes in SEQUOIAS),
     )
 )
+TREE_SIZES = sorted({25, *SMALL, *SEQUOIAS})
+"""Of Sequoia's trees."""
 DELTAS = ",".join(f"opt-tree:nodes=25:delta={delta}" for delta in (0.05, 0.1, 0.2, 0.4, 0.8))
 WINDOWS = ",".join(
     (*(f"chain:depth={depth}" for depth in (2, 4, 7, 10, 20)), *(f"hsddw:cap={cap}" for cap in (5, 10, 20)))
 )
 TOPS = (15, 20, 25, 30, "none")
+BETAS = (0.3, 0.1, 0.05, 0.02, 0.01, 0.005, 0.002)
 CONFIDENCE = ",".join(
     (
-        *(f"eagle2:nodes={nodes}:depth=10" for nodes in (8, 16, 32, 64)),
-        *(f"c2t:classifier={{classifier}}:nodes=64:beta={beta}" for beta in (0.3, 0.1, 0.05, 0.02, 0.01)),
-        *(f"c2t:classifier={{other}}:nodes=64:beta={beta}" for beta in (0.3, 0.1, 0.05, 0.02, 0.01)),
+        *(f"eagle2:nodes={nodes}:depth=10" for nodes in (4, 8, 16, 32, 64)),
+        *(f"opt-tree:nodes={nodes}:delta=0.001" for nodes in (4, 8, 16, 32, 64)),
+        *(f"c2t:classifier={{{net}}}:nodes=64:beta={beta}" for net in ("classifier", "other") for beta in BETAS),
         *(f"c2t:classifier={{classifier}}:nodes=256:beta=0.01:top={top}" for top in TOPS),
     )
 )
-"""Of C2T's: EAGLE-2 at C2T's depth, for SmolLM2 the coder's classifier too, and the second top-K."""
-LEVELS = "lookup>{upper},lookup>{upper}:pending=1,lookup>{upper}:rejected=end"
-THREE = f"head>{{upper}},head>{{upper}}:rejected=end,{LEVELS}"
+"""Of C2T's: EAGLE-2 at C2T's depth, OPT-Tree, for SmolLM2 the coder's classifier too, and the second top-K."""
+LEVELS = "lookup>{upper},lookup>{upper}:pending=1,lookup>{upper}:rejected=on,{upper}"
+THREE = f"head>{{upper}},head,{LEVELS}"
+"""Of drafters: as published, their ablation and ours, and each middle or lower model alone."""
 FOREST = ",".join(
     (
         "beams:width=5:drafter=none,beams:width=2:drafter=none",
@@ -90,26 +106,30 @@ GRID = ",".join(
 """The paper's settings of a dynamic width: W_S, t and W_min."""
 QUALITY = ",".join(
     (
-        "chain:depth=3:verify=relaxed",
+        "chain:depth=3:verify=relaxed,chain:depth=3:verify=multi-round",
+        "static:depth=3:verify=multi-round-replacement",
         "beams:width=5:drafter=none",
         *(f"beams:width={w}:draft={w}:drafter={{draft}}:depth=3:threshold=0.9" for w in (3, 5)),
     )
 )
-"""What may change answers, or keep better ones: the lossy scheme, beam sampling, and DSBD with W_S 3 and 5."""
-EVERY = (
-    "auto,chain,early-stop,naive-width,static,binary,eagle,sequoia:tree={sequoia}-25.json:nodes=25,"
-    f"dynamic-width:nodes={MAX_NODES},dynamic-width-budget,dynamic-width-depth:nodes={MAX_NODES},opt-tree,eagle2,hsddw,"
-    "c2t"
-)
+"""What may change answers, or keep better ones: the lossy scheme, beam sampling, and DSBD with W_S 3 and 5; beside
+them what the paper compares with."""
 SCHEMES = (
     "chain,static,chain:verify=multi-round,static:verify=multi-round,static:verify=multi-round-replacement,"
     "static:verify=top1-residual,static:verify=relaxed"
 )
 _PROMPTS = 40
-"""Of Self-Instruct, for trees, classifiers and the threshold."""
+"""Of Self-Instruct, for trees and the threshold; classifiers take all."""
 _APART = 12
 """Of them, for the threshold."""
+PROMPTS, TASKS = "prompts.jsonl", "tasks.jsonl"
+"""Files of them."""
+SAMPLES = 100_000
+"""Of the coder's classifier."""
+_MINUTES = {SMOLLM2: 1.0, CODER: 3.0, TASKS: 15.0}
+"""About, for a tree or a threshold of these models, and for the coder's classifier."""
 DRAFTERS = "lookup,head,lookup+head,lookup>head"
+"""Kinds of drafters."""
 EDITS = "edits"
 """The suite that ``benchmarks.edits`` writes."""
 PROGRAMS = "programs"
@@ -143,7 +163,7 @@ class PlannedRun:
     tokens: int
     methods: str
     minutes: float
-    drafters: str = "head"
+    drafters: str = "{head}"
     temperature: str = "0"
     options: tuple[str, ...] = ()
     scored: bool = False
@@ -153,6 +173,37 @@ class PlannedRun:
         limit, tokens = min(self.limit, 3), min(self.tokens, 24)
         share = limit / self.limit * tokens / self.tokens
         return replace(self, limit=limit, tokens=tokens, minutes=self.minutes * share)
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A target and a draft model.
+
+    Attributes:
+        target, draft: files, folders or names.
+        head: drafts where a run has the target's head.
+    """
+
+    target: str
+    draft: str
+    head: str = "head"
+
+    @classmethod
+    def of_folder(cls, folder: str) -> Pair:
+        """Qwen2.5-Coder's.
+
+        Raises:
+            ConfigError: a file is not there.
+        """
+        for file in FILES.values():
+            if not (user_path(folder) / file).is_file():
+                raise ConfigError(f"{user_path(folder) / file} is not there: name the folder that has both files")
+        return cls(*(f"{folder}/{file}" for file in FILES.values()))
+
+    @classmethod
+    def of_user(cls, target: str, draft: str) -> Pair:
+        """A user's own, of which no head is known: its runs are those of Qwen2.5-Coder's, with these models."""
+        return cls(target, draft, draft)
 
 
 Size = tuple[int, int, float]
@@ -173,25 +224,27 @@ RUNS: Sequence[PlannedRun] = (
     *_both("who-humaneval", "humaneval", WHO, (10, 96, 1), (10, 96, 3), drafters="auto"),
     *_both("who-gsm8k", "gsm8k", WHO, (10, 96, 1), (10, 96, 3), drafters="auto"),
     *_both("who-edits", EDITS, WHO, (12, 150, 1), (12, 150, 4), drafters="auto", options=FIRST),
+    *_both("small", "spec-bench", PAYING, (40, 80, 4), (40, 80, 32), options=FIRST),
+    *_both("small-gsm8k", "gsm8k", PAYING, (40, 80, 4), (40, 80, 32)),
     PlannedRun("widths-smollm2", SMOLLM2, "mbpp", 45, 64, DYNAMIC, 9, temperature="0.4", options=PLAIN),
     PlannedRun("programs-coder", CODER, PROGRAMS, 45, 128, DYNAMIC, 28, "{draft}", "0.4", PLAIN),
     *_both("trees", "mt-bench", TREES, (32, 128, 4), (12, 64, 5), options=FIRST),
     *_both("gsm8k", "gsm8k", TREES, (32, 64, 2), (10, 64, 3)),
-    *_both("levels", "mt-bench", "hsddw:nodes=60", (16, 64, 1), (12, 64, 3), drafters="{levels}", options=FIRST),
-    *_both("gsm8k-levels", "gsm8k", "hsddw:nodes=60", (16, 64, 1), (6, 64, 3), drafters="{levels}"),
-    *_both("windows", "mt-bench", WINDOWS, (16, 64, 1), (12, 48, 3), drafters="{draft}", options=FIRST),
-    *_both("confidence", "mt-bench", CONFIDENCE, (16, 64, 4), (6, 48, 5), options=FIRST),
-    PlannedRun("spider-beams-coder", CODER, "spider", 8, 48, FOREST, 6, scored=True, **_BEAMS),
+    *_both("levels", "mt-bench", "hsddw:nodes=60", (32, 64, 2), (16, 64, 4), drafters="{levels}", options=FIRST),
+    *_both("gsm8k-levels", "gsm8k", "hsddw:nodes=60", (32, 64, 2), (16, 64, 4), drafters="{levels}"),
+    *_both("windows", "mt-bench", WINDOWS, (32, 64, 2), (16, 64, 5), drafters="{draft}", options=FIRST),
+    *_both("confidence", "mt-bench", CONFIDENCE, (24, 64, 9), (16, 48, 22), options=FIRST),
+    PlannedRun("spider-beams-coder", CODER, "spider", 60, 48, FOREST, 45, scored=True, **_BEAMS),
     PlannedRun("squad-beams-coder", CODER, "squad", 10, 32, FOREST, 3, scored=True, **_BEAMS),
-    *_both("sizes", "mt-bench", SIZES, (12, 64, 3), (5, 48, 4), options=FIRST),
-    PlannedRun("spider-widths-coder", CODER, "spider", 8, 64, GRID, 2, scored=True, **_BEAMS),
+    *_both("sizes", "mt-bench", SIZES, (12, 64, 4), (5, 48, 6), options=FIRST),
+    PlannedRun("spider-widths-coder", CODER, "spider", 24, 64, GRID, 6, scored=True, **_BEAMS),
     PlannedRun("spider-quality-coder", CODER, "spider", 16, 64, QUALITY, 2, scored=True, **_BEAMS),
     PlannedRun("spider-top-k-coder", CODER, "spider", 16, 64, QUALITY, 2, options=TOP_K, scored=True, **_BEAMS),
     PlannedRun("spider-top-p-coder", CODER, "spider", 16, 64, QUALITY, 2, options=TOP_P, scored=True, **_BEAMS),
-    PlannedRun("humaneval-quality-coder", CODER, "humaneval", 20, 256, QUALITY, 7, scored=True, **_BEAMS),
-    PlannedRun("gsm8k-quality-coder", CODER, "gsm8k", 12, 320, QUALITY, 6, scored=True, **_BEAMS),
+    PlannedRun("humaneval-quality-coder", CODER, "humaneval", 20, 256, QUALITY, 10, scored=True, **_BEAMS),
+    PlannedRun("gsm8k-quality-coder", CODER, "gsm8k", 12, 320, QUALITY, 9, scored=True, **_BEAMS),
     PlannedRun("mt-bench-beams-coder", CODER, "mt-bench", 12, 64, FOREST, 4, options=FIRST, **_BEAMS),
-    PlannedRun("answers-coder", CODER, "gsm8k", 24, 320, "auto", 5, "lookup", scored=True),
+    PlannedRun("answers-coder", CODER, "gsm8k", 200, 320, "auto", 42, "lookup", scored=True),
     *_both("plain", "mt-bench", TREES, (32, 64, 2), (12, 48, 2), temperature="1", options=(*FIRST, *PLAIN)),
     *_both("deltas", "mt-bench", DELTAS, (12, 64, 1), (5, 48, 1), options=FIRST),
     *_both(
@@ -204,7 +257,6 @@ RUNS: Sequence[PlannedRun] = (
         options=(*FIRST, *PLAIN),
     ),
     PlannedRun("steps-smollm2", SMOLLM2, "mt-bench", 16, 64, STEPS, 2, temperature="0.4", options=(*FIRST, *PLAIN)),
-    PlannedRun("every-smollm2", SMOLLM2, "spec-bench", 13, 64, EVERY, 3, options=FIRST),
     PlannedRun("schemes-smollm2", SMOLLM2, "spec-bench", 13, 48, SCHEMES, 1, temperature="1", options=FIRST),
     PlannedRun("drafters-smollm2", SMOLLM2, "spec-bench", 13, 64, "auto,opt-tree:nodes=8", 2, DRAFTERS, options=FIRST),
 )
@@ -216,58 +268,68 @@ class Plan:
 
     Args:
         folder: of the runs.
-        pair: folder of the pair's files; None: runs of the pair are left out.
+        pair: decodes the coder's runs; None: they are left out. With a user's own those of SmolLM2 are left out.
         quick: small runs.
         only: names of runs; None: all.
-
-    Raises:
-        ConfigError: a file of the pair is not there.
+        methods: contestants that take part in all runs beside the planned ones.
     """
 
     def __init__(
-        self, folder: str | Path, pair: str | Path | None, *, quick: bool, only: Collection[str] | None = None
+        self,
+        folder: str | Path,
+        pair: Pair | None,
+        *,
+        quick: bool,
+        only: Collection[str] | None = None,
+        methods: Sequence[str] = (),
     ) -> None:
-        self.folder, self._pair = user_path(folder), pair
-        if pair is not None:
-            for file in FILES.values():
-                if not (user_path(pair) / file).is_file():
-                    raise ConfigError(f"{user_path(pair) / file} is not there: name the folder that has both files")
-        able = [run for run in RUNS if pair is not None or run.models != CODER]
+        self.folder, self._pair, self._methods = user_path(folder), pair, methods
+        self._own = pair is not None and pair.head != "head"
+        able = [run for run in RUNS if (run.models == SMOLLM2 and not self._own) or (run.models == CODER and pair)]
         self.runs = [run.quick() if quick else run for run in able if only is None or run.name in only]
 
     def names(self, models: str) -> dict[str, str]:
         """What the names in braces stand for."""
         made, shipped = self.folder / "made", "smollm2-head"
-        own, delta = str(made / "c2t-coder.json"), made / f"delta-{models}.txt"
+        own, delta = str(made / "c2t-coder.json"), self._delta(models)
         found = {
             "sequoia": str(made / f"sequoia-{models}"),
             "delta": delta.read_text() if delta.is_file() else "auto",
             **{suite: str(made / f"{suite}.jsonl") for suite in (EDITS, PROGRAMS)},
         }
-        if models == CODER:
-            found |= {key: f"{self._pair}/{file}" for key, file in FILES.items()}
-            return {**found, "upper": found["draft"], "levels": THREE, "classifier": own, "other": own}
-        alone = {"target": DEFAULT_MODEL, "draft": "head", "upper": "head", "levels": LEVELS, "classifier": shipped}
+        if models == CODER and self._pair:
+            found |= asdict(self._pair) | {"upper": self._pair.draft, "levels": LEVELS if self._own else THREE}
+            return {**found, "classifier": own, "other": own}
+        alone = dict.fromkeys(("draft", "upper", "head"), "head")
+        alone |= {"target": DEFAULT_MODEL, "levels": LEVELS, "classifier": shipped}
         return {**found, **alone, "other": own if self._pair else shipped}
 
-    def artifacts(self) -> Iterable[tuple[Path, list[str]]]:
-        """Files that runs read, and the commands that make them, of prompts that no suite has."""
-        prompts = str(self.folder / "made" / "prompts.jsonl")
-        for models in (SMOLLM2, CODER) if self._pair is not None else (SMOLLM2,):
-            names, read = self.names(models), {word for run in self.runs for word in run.methods.split(",")}
-            own = ["--target", names["target"], "--drafter", "head", "--prompts", prompts, "--max-tokens", "32"]
-            for nodes in (25, *SEQUOIAS):
-                file = f"{names['sequoia']}-{nodes}.json"
-                if any(f"{{sequoia}}-{nodes}." in word for word in read):
-                    yield Path(file), ["calibrate", *own, "--nodes", str(nodes), "--out", file]
-            if models == CODER and any("c2t" in word for word in read):
-                fit = ["train", "classifier", *own, "--samples", "8000", "--batch", "256", "--learning-rate", "0.005"]
-                yield Path(names["classifier"]), [*fit, "--out", names["classifier"]]
+    def artifacts(self, runs: Sequence[PlannedRun]) -> dict[Path, tuple[list[str], float]]:
+        """Files that runs read: the commands that make them, of prompts that no suite has, and about how many minutes
+        they take. The coder's classifier is for SmolLM2's curves too."""
+        found, folder = dict[Path, tuple[list[str], float]](), self.folder / "made"
+        for models in dict.fromkeys(run.models for run in runs):
+            names, read = self.names(models), "".join(run.methods for run in runs if run.models == models)
+            made_for, minutes = ["--target", names["target"], "--drafter", names["head"]], _MINUTES[models]
+            for nodes in TREE_SIZES:
+                if f"{{sequoia}}-{nodes}." in read:
+                    file = Path(f"{names['sequoia']}-{nodes}.json")
+                    options = ["--prompts", str(folder / PROMPTS), "--max-tokens", "32", "--nodes", str(nodes)]
+                    found[file] = ["calibrate", *made_for, *options, "--out", str(file)], minutes
+        nets = {CODER: "{classifier}", SMOLLM2: "{other}"}
+        if self._pair and any(nets[run.models] in run.methods for run in runs):
+            names = self.names(CODER)
+            made_for = ["--target", names["target"], "--drafter", names["head"], "--prompts", str(folder / TASKS)]
+            options = ["--max-tokens", "48", "--samples", str(SAMPLES), "--batch", "256", "--learning-rate", "0.005"]
+            file = Path(names["classifier"])
+            found[file] = ["train", "classifier", *made_for, *options, "--out", str(file)], _MINUTES[TASKS]
+        return {file: made for file, made in found.items() if not file.is_file()}
 
     def command(self, run: PlannedRun) -> list[str]:
         """Arguments of ``draftree`` for a run."""
         names = self.names(run.models)
-        methods = ",".join(dict.fromkeys(split_names(run.methods.format(**names))))  # without the pair some are one
+        every = (*split_names(run.methods.format(**names)), *self._methods)
+        methods = ",".join(dict.fromkeys(every))  # without the pair some are one
         drafters = run.drafters.format(**names).format(**names)
         return [
             *("bench", "--suite", names.get(run.suite, run.suite), "--limit", str(run.limit)),
@@ -292,55 +354,64 @@ class Plan:
             RunError: a command failed.
         """
         missing = self.missing()
-        err.print(f"{len(missing)} of {len(self.runs)} runs to go, about {sum(r.minutes for r in missing):.0f} minutes")
+        artifacts, thresholds = self.artifacts(missing), self.thresholds(missing)
+        minutes = sum(run.minutes for run in missing) + sum(own for _, own in artifacts.values())
+        minutes += sum(map(_MINUTES.__getitem__, thresholds))
+        err.print(f"{len(missing)} of {len(self.runs)} runs to go, about {minutes:.0f} minutes")
         if missing:
-            self._prepare({run.models for run in missing})
+            self._write_prompts(missing)
+        for file, (command, own) in artifacts.items():
+            err.print(f"making {file}, about {own:.0f} minutes")
+            _call("draftree", command)
+        for models in thresholds:
+            self._choose_delta(models)
         for number, run in enumerate(missing, start=1):
             err.print(f"run {number} of {len(missing)}: {run.name}, about {run.minutes:.0f} minutes")
             _call("draftree", self.command(run))
             if run.scored:
                 _call("benchmarks.quality", [str(self.folder / run.name), "--entropy"])
 
-    def _prepare(self, models: Collection[str]) -> None:
-        """Make the artifacts that are not there."""
+    def _write_prompts(self, runs: Collection[PlannedRun]) -> None:
+        """Prompts that no suite has."""
         made = self.folder / "made"
-        prompts = made / "prompts.jsonl"
-        if not prompts.is_file():
-            made.mkdir(parents=True, exist_ok=True)
-            tasks = (data_folder() / "self_instruct" / "seed_tasks.jsonl").read_text().splitlines()[:_PROMPTS]
-            _write(prompts, [json.loads(task)["instruction"] for task in tasks])
-        programs = made / f"{PROGRAMS}.jsonl"
-        if any(run.suite == PROGRAMS for run in self.runs) and not programs.is_file():
+        made.mkdir(parents=True, exist_ok=True)
+        tasks = (data_folder() / "self_instruct" / "seed_tasks.jsonl").read_text().splitlines()
+        instructions = [json.loads(task)["instruction"] for task in tasks]
+        _write(made / TASKS, instructions)
+        _write(made / PROMPTS, instructions[:_PROMPTS])
+        if any(run.suite == PROGRAMS for run in runs):
             rows = map(json.loads, (data_folder() / "mbpp" / "mbpp.jsonl").read_text().splitlines())
-            _write(programs, [_ASKED.format(row["text"]) for row in rows if row["task_id"] in MBPP_TESTS])
-        if not (made / f"{EDITS}.jsonl").is_file():
+            asked = [_ASKED.format(row["text"]) for row in rows if row["task_id"] in MBPP_TESTS]
+            _write(made / f"{PROGRAMS}.jsonl", asked)
+        if any(run.suite == EDITS for run in runs) and not (made / f"{EDITS}.jsonl").is_file():
             _call("benchmarks.edits", ["suite", str(made / f"{EDITS}.jsonl"), "--limit", "6"])
-        for file, command in self.artifacts():
-            if not file.is_file():
-                err.print(f"making {file}")
-                _call("draftree", command)
-        for pair in models:
-            self._choose_delta(pair)
+
+    def thresholds(self, runs: Collection[PlannedRun]) -> list[str]:
+        """The models whose threshold of OPT-Tree is still to be chosen."""
+        read = dict.fromkeys(run.models for run in runs if "{delta}" in run.methods)
+        return [models for models in read if not self._delta(models).is_file()]
+
+    def _delta(self, models: str) -> Path:
+        return self.folder / "made" / f"delta-{models}.txt"
 
     def _choose_delta(self, models: str) -> None:
         """The threshold of OPT-Tree that is fastest on prompts kept apart."""
-        file = self.folder / "made" / f"delta-{models}.txt"
-        if not file.is_file():
-            run = PlannedRun(f"made/deltas-{models}", models, "", _APART, 48, DELTAS, 2)
-            command = self.command(run)
-            command[command.index("--suite") + 1] = str(self.folder / "made" / "prompts.jsonl")
-            _call("draftree", command)
-            (found,) = load_runs(self.folder / run.name)
-            speeds = [
-                (over.mean, e.settings["delta"])
-                for e in found.named("opt-tree")
-                if (over := found.table[e.label][ALL].speedup_decode)
-            ]
-            write_whole(file, max(speeds)[1])
+        prompts = str(self.folder / "made" / PROMPTS)
+        run = PlannedRun(f"made/deltas-{models}", models, prompts, _APART, 48, DELTAS, _MINUTES[models])
+        _call("draftree", self.command(run))
+        (found,) = load_runs(self.folder / run.name)
+        speeds = [
+            (over.mean, e.settings["delta"])
+            for e in found.named("opt-tree")
+            if (over := found.table[e.label][ALL].speedup_decode)
+        ]
+        write_whole(self._delta(models), max(speeds)[1])
 
 
 def _write(file: Path, prompts: Iterable[str]) -> None:
-    write_whole(file, "".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
+    """A suite of these prompts, unless it is there."""
+    if not file.is_file():
+        write_whole(file, "".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
 
 
 def _call(module: str, arguments: Sequence[str]) -> None:

@@ -7,11 +7,14 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from pathlib import Path
 
 from draftree.bench.entries import Entry
 from draftree.bench.results import read_summary
 from draftree.bench.summary import LoadedRun, MethodFigures, markdown, number, ratio_text
 from draftree.errors import unknown_name
+
+from .plan import CODER, FILES
 
 Runs = Mapping[str, LoadedRun]
 """Name of a folder -> its run: a figure is drawn from the run that it names, and from no other."""
@@ -152,6 +155,7 @@ MODELS = (
     "**smollm2** is SmolLM2-135M-Instruct (Q4_1), **coder** is Qwen2.5-Coder-1.5B-Instruct (Q4_K_M). Both run on the "
     "native engine with the draft heads that ship; in some runs Qwen2.5-Coder-0.5B-Instruct is the coder's draft model."
 )
+OWN_MODELS = "**coder** stands for `{target}`, drafts by `{draft}`."
 
 
 def to_markdown(chapter: Chapter, runs: Runs) -> tuple[str, dict[str, str]] | None:
@@ -177,6 +181,12 @@ def to_markdown(chapter: Chapter, runs: Runs) -> tuple[str, dict[str, str]] | No
             parts.append(sources(unnamed))
     parts += ["## Why it differs", chapter.why, *made_of(own)]
     return document(parts), drawn
+
+
+def verdict_in(text: str) -> str | None:
+    """The verdict that a chapter's text begins with; None: it has none."""
+    found = re.search(r"\*\*Verdict: (.*?)\.\*\*", text)
+    return found[1] if found else None
 
 
 def document(parts: Sequence[str]) -> str:
@@ -207,8 +217,13 @@ def _shown_text(made: Section) -> str:
 
 def about(runs: Sequence[LoadedRun]) -> list[str]:
     """The models of runs, and which runs have few prompts."""
+    own = dict.fromkeys(
+        OWN_MODELS.format(target=Path(run.config["target"]).name, draft=Path(run.config["drafters"][-1]).name)
+        for run in runs
+        if run.path.name.endswith(CODER) and Path(run.config["target"]).name != FILES["target"]
+    )
     few = [f"{run.config['prompts']} in `{run.path.name}`" for run in runs if run.config["prompts"] < ENOUGH]
-    return [MODELS, *([f"Runs of few prompts, whose figures are rough: {', '.join(few)}."] if few else [])]
+    return [*(own or [MODELS]), *([f"Runs of few prompts, whose figures are rough: {', '.join(few)}."] if few else [])]
 
 
 def made_of(runs: Sequence[LoadedRun]) -> list[str]:

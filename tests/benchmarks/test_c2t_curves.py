@@ -13,7 +13,6 @@ from benchmarks.c2t import (
     Contestant,
     Point,
     Timed,
-    _nodes_at,
     calibration,
     decoded,
     equal_mal,
@@ -22,6 +21,7 @@ from benchmarks.c2t import (
     of_mal,
     print_clock,
     report,
+    taken_at,
 )
 from benchmarks.recorded import KnownText, record
 from draftree.errors import DraftreeWarning
@@ -43,11 +43,11 @@ def point(nodes: float, tokens: float) -> Point:
     return Point("p", *(torch.tensor([x, x], dtype=torch.float64) for x in (nodes, 10.0, tokens)))
 
 
-def test_nodes_at_equal_mal_are_read_between_points() -> None:
+def testtaken_at_equal_mal_are_read_between_points() -> None:
     # MAL 1 at 0 nodes, 2 at 20 / 20 = 1 node a token, 3 at 120 / 30 = 4; 2.5 lies half-way: 2.5 nodes a token.
     curve = [point(0, 10), point(20, 20), point(120, 30)]
     weights = torch.ones(1, 2, dtype=torch.float64)
-    found = [float(_nodes_at(torch.tensor([x], dtype=torch.float64), curve, weights)) for x in (1.5, 2.5, 3.0, 3.5)]
+    found = [float(taken_at(torch.tensor([x], dtype=torch.float64), curve, weights)) for x in (1.5, 2.5, 3.0, 3.5)]
     assert found[:3] == pytest.approx([0.5, 2.5, 4.0])
     assert math.isnan(found[3])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shutil
@@ -11,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.papers import agreement, confidence, dsbd
-from benchmarks.papers.__main__ import CHAPTERS, build
+from benchmarks.papers import agreement, dsbd, hsddw
+from benchmarks.papers.__main__ import CHAPTERS, DIGESTS, build, main, merged
 from benchmarks.papers.dsbd import Point, kind, one_cache, pareto
 from benchmarks.papers.gunjur import over, wasted
-from benchmarks.papers.plan import CODER, EDITS, FILES, PROGRAMS, RUNS, SEQUOIAS, Plan, PlannedRun
-from benchmarks.papers.sections import Chapter, Part, Section, Verdict, without_folders
+from benchmarks.papers.plan import CODER, EDITS, FILES, PROGRAMS, RUNS, TREE_SIZES, Pair, Plan, PlannedRun
+from benchmarks.papers.sections import Chapter, Part, Section, Verdict, verdict_in, without_folders
 from benchmarks.quality.answers import FILE, Scored
 from draftree.bench.entries import AR, Entry, entries
 from draftree.bench.results import Parts, Turn
@@ -34,7 +35,8 @@ BEAMS = (
 NAMES = {
     "draft": "self",
     "upper": "head",
-    "levels": "lookup>head,lookup>head:pending=1,lookup>head:rejected=end",
+    "head": "lookup",
+    "levels": "lookup>head,lookup>head:pending=1,lookup>head:rejected=on,head",
     "classifier": "smollm2-head",
     "other": "smollm2-head",
     "sequoia": "FILE",
@@ -142,11 +144,6 @@ def test_a_figure_is_from_the_run_that_it_names(folder: Path, tmp_path: Path) ->
     assert both["papers/hsddw.md"] == alone["papers/hsddw.md"]
 
 
-def test_equal_acceptance_lies_between_the_points_of_a_curve() -> None:
-    points = [(1.0, 2.0), (2.0, 4.0), (3.0, 10.0)]
-    assert [confidence.at_mal(points, mal) for mal in (1.0, 1.5, 2.5, 3.5, 0.5)] == [2.0, 3.0, 7.0, None, None]
-
-
 def part(chapter: Chapter, name: str) -> Part:
     return next(part for part in chapter.parts if part.name == name)
 
@@ -166,10 +163,10 @@ def test_scores_and_processor_time_are_in_one_table(tmp_path: Path) -> None:
     save_scores(run.path, [Scored(r.prompt, r.method, {"pass@1": float(r.method == AR)}) for r in run.records])
     rows = rows_of(part(dsbd.CHAPTER, "quality").make({run.path.name: run}))
     assert [*rows] == [f"humaneval-quality-coder: {e.label}" for e in run.entries]
-    ar, lossy, beams, *_ = rows.values()
+    ar, lossy, _, _, beams, *_ = rows.values()
     assert [row[0] for row in (ar, lossy, beams)] == ["1.00 [1.00, 1.00]", *["0.00 [0.00, 0.00]"] * 2]
-    assert [row[4] for row in (ar, lossy, beams)] == ["2.000", "1.000", "0.667"]  # 20 / n seconds for ten tokens
-    assert [row[5][:4] for row in (ar, lossy, beams)] == ["0.33", "0.67", "1.00"]
+    assert [row[4] for row in (ar, lossy, beams)] == ["2.000", "1.000", "0.400"]  # 20 / n seconds for ten tokens
+    assert [row[5][:4] for row in (ar, lossy, beams)] == ["0.20", "0.40", "1.00"]
 
 
 def test_accepted_widths_are_means_over_verified_layers(tmp_path: Path) -> None:
@@ -184,8 +181,8 @@ def test_the_claim_is_looked_at_in_long_answers_too(tmp_path: Path) -> None:
     made = [stored(tmp_path, the_run(name)) for name in ("squad-beams-coder", "humaneval-quality-coder")]
     runs = {run.path.name: run for run in made}
     found = dsbd.speedup(runs, "humaneval-quality-coder")
-    assert found is not None and found.mean == pytest.approx(5 / 3, rel=1e-5)  # the fifth contestant over the third
-    assert "1.67 [1.67, 1.67] in `humaneval-quality-coder`" in str(dsbd.CHAPTER.found(runs))
+    assert found is not None and found.mean == pytest.approx(7 / 5, rel=1e-5)  # the seventh contestant over the fifth
+    assert "1.40 [1.40, 1.40] in `humaneval-quality-coder`" in str(dsbd.CHAPTER.found(runs))
     assert dsbd.CHAPTER.verdict(runs) is Verdict.HOLDS
 
 
@@ -225,11 +222,11 @@ def test_plans_are_commands_that_parse(
     """Each is run up to its prompts, which an empty folder of prompt sets does not have."""
     for file in FILES.values():
         (tmp_path / file).write_bytes(b"GGUF")
-    made = Plan(tmp_path / "runs", tmp_path, quick=False)
+    made = Plan(tmp_path / "runs", Pair.of_folder(str(tmp_path)), quick=False)
     monkeypatch.setenv("DRAFTREE_DATA", str(tmp_path))
     (tmp_path / "runs" / "made").mkdir(parents=True)
     for models in ("coder", "smollm2"):
-        for nodes in (25, *SEQUOIAS):
+        for nodes in TREE_SIZES:
             save_tree(Path(f"{made.names(models)['sequoia']}-{nodes}.json"), "target", "drafter")
     shutil.copy(SHIPPED / f"{DEFAULT}.json", made.names(CODER)["classifier"])
     for planned in made.runs:
@@ -238,10 +235,78 @@ def test_plans_are_commands_that_parse(
         files = {"humaneval": "HumanEval", EDITS: "edits.jsonl", PROGRAMS: "programs.jsonl"}
         name = files.get(planned.suite, planned.suite.replace("-", "_"))
         assert name in complaint and str(tmp_path) in complaint, (planned.name, complaint)
-    for made_file, command in made.artifacts():
+    assert not made.artifacts(made.runs)
+    for made_file in (tmp_path / "runs" / "made").iterdir():
         made_file.unlink()
-        assert draftree(command) == 2, made_file
-        assert "prompts.jsonl" in capsys.readouterr().err
+    missing = made.artifacts(made.runs)
+    assert len(missing) == 2 * len(TREE_SIZES) + 1
+    for command, _ in missing.values():
+        assert draftree(command) == 2, command
+        assert re.search("prompts.jsonl|tasks.jsonl", capsys.readouterr().err)
+
+
+def test_a_run_makes_only_what_it_reads(tmp_path: Path) -> None:
+    """A run of chains decoded 72 answers first, to choose a threshold that it has no use for."""
+    made = Plan(tmp_path, Pair("target.gguf", "draft.gguf"), quick=False)
+    read = {
+        run: ({file.stem for file in made.artifacts([the_run(run)])}, made.thresholds([the_run(run)]))
+        for run in ("windows-coder", "trees-coder", "small-coder", "confidence-smollm2")
+    }
+    assert read == {
+        "windows-coder": (set(), []),
+        "trees-coder": ({"sequoia-coder-25"}, [CODER]),
+        "small-coder": ({"sequoia-coder-4", "sequoia-coder-8", "c2t-coder"}, []),
+        "confidence-smollm2": ({"c2t-coder"}, []),
+    }
+
+
+def test_a_pair_and_methods_of_ones_own_take_part(tmp_path: Path) -> None:
+    own = "my_module:MyPolicy:width=3"
+    made = Plan(tmp_path, Pair.of_user("mine.gguf", "small.gguf"), quick=False, methods=[own])
+    assert {run.models for run in made.runs} == {CODER}
+    for run in made.runs:
+        options = dict(itertools.pairwise(made.command(run)))
+        assert options["--target"] == "mine.gguf" and "head" not in re.split("[,>]", options["--drafters"])
+        assert options["--methods"].endswith(f",{own}")
+
+
+@pytest.mark.parametrize(
+    "options", [["--target", "x"], ["--draft", "y"], ["--target", "x", "--draft", "y", "--pair", "z"]]
+)
+def test_half_a_pair_is_refused(options: list[str], tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="--target and --draft go together"):
+        main([str(tmp_path), "--measure", *options])
+
+
+def test_an_own_pair_is_named_in_the_chapter(tmp_path: Path) -> None:
+    run = stored(tmp_path, the_run("windows-coder"))
+    assert "**coder** stands for `tiny`" in build({run.path.name: run}, ["hsddw"])["papers/hsddw.md"]
+
+
+def test_digests_of_some_runs_leave_those_of_others(folder: Path) -> None:
+    runs = {run.path.name: run for run in load_runs(folder)}
+    every, some = build(runs)[DIGESTS], build(runs, ["hsddw"])[DIGESTS]
+    old = every.replace('"commit": "0abc"', '"commit": "0def"')
+    both = {line["run"]: line["commit"] for line in map(json.loads, merged(old, some).splitlines())}
+    assert both.keys() == runs.keys()
+    assert {name for name in both if both[name] == "0abc"} == {*hsddw.LEVELS, *hsddw.WINDOWS}
+
+
+def test_the_page_is_made_of_its_own_runs_and_of_verdicts_that_stand_in_the_docs(folder: Path, tmp_path: Path) -> None:
+    runs = {run.path.name: run for run in load_runs(folder)}
+    (tmp_path / "papers").mkdir()
+    (tmp_path / "papers" / "dsbd.md").write_text("**Verdict: holds.** So it is.")
+    made = build(runs, ["results", "hsddw"], docs=tmp_path)
+    assert {name for name in made if name.endswith(".md")} == {"results.md", "papers/hsddw.md"}
+    verdicts = re.findall(r"\(papers/(\w+)\.md\): \*\*(.*)\*\*", made["results.md"])
+    assert verdicts == [("hsddw", verdict_in(made["papers/hsddw.md"])), ("dsbd", "holds")]
+    assert "No difference from `auto` in `small-coder`" in made["results.md"]
+
+
+def test_three_levels_are_held_against_the_middle_one_alone(folder: Path) -> None:
+    (run,) = load_runs(folder / "levels-smollm2")
+    found = hsddw.three_over_two(run)  # a half of a second and a fifth of it
+    assert found is not None and astuple(found) == pytest.approx((0.4, 0.4, 0.4), rel=1e-5)
 
 
 def test_speed_over_another_and_layers_wasted(folder: Path) -> None:

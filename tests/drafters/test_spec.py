@@ -120,7 +120,7 @@ def test_cascades_learn_and_are_no_models() -> None:
         ("lookup:share=0.6>self", "hsddw .*'share'"),
         ("lookup>self:pending=0", "pending is 0"),
         ("lookup>self:pending=few", "pending is 'few'"),
-        ("lookup>self:rejected=maybe", "rejected is 'maybe': .*'on'.*'end'"),
+        ("lookup>self:rejected=maybe", "rejected is 'maybe': .*'end'.*'on'"),
         ("none>self", "none joins"),
         ("auto>self", "auto joins"),
         ("lookup>layers=1", "no drafter 'layers=1'"),

@@ -100,7 +100,7 @@ def test_every_method_draws_trees_from_a_cascade(method: str) -> None:
 
 
 @pytest.mark.parametrize("below", [StaticTree(2, 3), EntropyStop(), "opt-tree", "auto"])
-@pytest.mark.parametrize("loop", [LoopBack(), ONCE])
+@pytest.mark.parametrize("loop", [LoopBack(), LoopBack(rejected="on"), ONCE])
 def test_every_shape_of_proposals_and_every_rule(below: GrowthPolicy | str, loop: LoopBack) -> None:
     policy = policy_of(below) if isinstance(below, str) else below
     params = SamplingParams(max_tokens=TOKENS, temperature=0.8, seed=3)
@@ -115,7 +115,7 @@ def test_any_thresholds_end_and_give_the_same_text() -> None:
         params = SamplingParams(max_tokens=10, temperature=random.choice([0.0, 1.0]), seed=trial)
         low, high = (random.choice([None, 0.0, random.expovariate(1.0), 1e9]) for _ in range(2))
         window = partial(DynamicWindow, low, random.randint(1, 9))
-        loop = LoopBack(high, random.randint(1, 20))
+        loop = LoopBack(high, random.randint(1, 20), random.choice(["end", "on"]))
         name = random.choice(["stranger>relative", "lookup>relative"])
         method = random.choice([StaticTree(1, 20), StaticTree(2, 4), window()])
         got = decode(name, params, method, window(), loop, PROMPTS[:2], nodes=random.randint(1, 20))

@@ -114,7 +114,7 @@ def runs(name: str) -> tuple[Levels, list[tuple[float, float]]]:
 
 
 def test_both_thresholds_are_plain_means_of_rejected_entropies() -> None:
-    levels, taus = runs("scripted:method=hsddw>scripted:pending=5")
+    levels, taus = runs("scripted:method=hsddw>scripted:pending=5:rejected=on")
     assert taus[0] == pytest.approx((0.8, 0.4))
     assert taus[1] == pytest.approx(((0.8 + 0.5) / 2, (0.4 + 0.9) / 2))
     assert levels.proposed == 10 + 2 + 5 + 2  # in run 2 up to the first entropy above 0.8, then above 0.65
@@ -124,13 +124,24 @@ def test_tau2_starts_at_the_least_entropy_of_the_first_run() -> None:
     """Entropies of M2 behind tokens of M1 that it had rejected were counted, though they are of no run."""
     upper = by_depth([0.3, 0.2, 0.25, 0.4], {(1, 1): 2})
     levels = Levels(
-        "scripted:method=hsddw>scripted:pending=5",
+        "scripted:method=hsddw>scripted:pending=5:rejected=on",
         LOWER,
         lambda path: (upper(path)[0], 0.01 if path[:3] == (1, 1, 1) else upper(path)[1]),
     )
     assert levels.taus[1] == math.inf
     assert levels.step(6) == [1, 1, 2, 1, 1, 1]
     assert levels.taus[1] == pytest.approx(0.2)
+
+
+def test_a_token_that_the_upper_level_gives_in_place_of_another_ends_the_run() -> None:
+    """M2 gives 2 for M1's third token, and the target rejects the second, at 0.2. In the second run M1 drafts up to its
+    first entropy above 0.8, M2 accepts all five tokens and adds one, at 0.9 above tau2; the target accepts all."""
+    levels = Levels("scripted:method=hsddw>scripted", LOWER, by_depth([0.1, 0.2, 0.3, 0.4, 0.7], {(1, 1): 2}))
+    assert levels.step(1) == [1, 1, 2]
+    levels.upper.rule = by_depth([0.1, 0.1, 0.1, 0.1, 0.1, 0.9])
+    assert levels.step(6) == [1] * 6
+    assert levels.taus == pytest.approx((0.8, 0.2))
+    assert levels.proposed == 10 + 5
 
 
 @pytest.mark.parametrize(("entropy", "rounds"), [(0.5, 2), (0.51, 1)])

@@ -76,7 +76,7 @@ COMPOSED = {
     "MODULE:NAME": "your own: a function, or a class, that makes a DraftSource for the target",
     "A+B": "an ensemble: A drafts a tree where it is sure of the next token, else B",
     "A>B": "a cascade: A proposes to B, which verifies and corrects that (settings: A:method=M, "
-    "B:tau=H:pending=N:rejected=on|end)",
+    "B:tau=H:pending=N:rejected=end|on)",
 }
 """What else it lists: drafters that are named by what they are made of."""
 

@@ -41,8 +41,8 @@ class LoopBack(Checked):
         tau: threshold before any rejection in nats; None: the least entropy of the request's first draft.
         pending: from this many tokens on a run is not drafted further, 50 as in the authors' code; 1: one round a
             proposal, the paper's ablation.
-        rejected: what becomes of the run where B's token is none that A proposed: it goes on below B's, or ends with
-            it, as in the authors' code.
+        rejected: what becomes of the run where B's token is none that A proposed: it ends with it, or goes on below
+            it (ours).
 
     Raises:
         ConfigError: a value is out of range.
@@ -50,7 +50,7 @@ class LoopBack(Checked):
 
     tau: Entropy | None = None
     pending: Count = 50
-    rejected: Literal["on", "end"] = "on"
+    rejected: Literal["end", "on"] = "end"
 
 
 _LOOP: Mapping[str, Callable[[str], Any]] = {

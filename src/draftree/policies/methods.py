@@ -155,7 +155,7 @@ _METHODS = (
         "the most probable paths: layer by layer while E(A) gains more than DELTA (auto: what a draft pass costs)",
         "draftree.papers.opt_tree:opt_tree",
         "Wang et al. 2024 (OPT-Tree)",
-        "the most tokens a pass from a budget: large trees on a GPU, --nodes 4 on a CPU",
+        "the most tokens a pass from a budget; on a CPU --nodes 4",
     ),
     Method(
         "eagle2",
