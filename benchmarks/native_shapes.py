@@ -32,6 +32,7 @@ class Shape:
         tied: its output layer is its embeddings.
         normed: queries and keys have norms.
         key_states, value_states: heads of Qwen 3.5's recurrent layers, which are three of four; 0: all layers attend.
+        experts, experts_used: of a layer, and of those a token's; ``feed_forward`` is an expert's then. 0: it has none.
     """
 
     architecture: str
@@ -48,6 +49,8 @@ class Shape:
     head: int = 128
     key_states: int = 0
     value_states: int = 0
+    experts: int = 0
+    experts_used: int = 0
 
     def attends(self, layer: int) -> bool:
         return not self.key_states or layer % _INTERVAL == _INTERVAL - 1
@@ -67,7 +70,10 @@ class Shape:
 
     def attention_alone(self, layers: int) -> Shape:
         """A model whose passes over long contexts are little else than the same attention."""
-        return replace(self, layers=layers, feed_forward=256, vocabulary=20480, tied=True)
+        dense = self.architecture.removesuffix("moe")
+        return replace(
+            self, architecture=dense, layers=layers, feed_forward=256, vocabulary=20480, tied=True, experts=0
+        )
 
 
 _INTERVAL, _STATE, _TAPS = 4, 128, 4
@@ -85,6 +91,21 @@ SHAPES: Mapping[str, Shape] = {
         rope_base=1e6,
         tied=True,
         normed=True,
+    ),
+    "qwen3-30b-a3b-sixth": Shape(  # eight of its layers, and as much of its vocabulary
+        architecture="qwen3moe",
+        hidden=2048,
+        layers=8,
+        heads=32,
+        key_heads=4,
+        feed_forward=768,
+        vocabulary=151936 // 6,
+        context=40960,
+        rope_base=1e6,
+        tied=False,
+        normed=True,
+        experts=128,
+        experts_used=8,
     ),
     "qwen3.5-0.8b": Shape(
         architecture="qwen35",
@@ -118,6 +139,22 @@ SHAPES: Mapping[str, Shape] = {
         key_states=16,
         value_states=32,
     ),
+    "qwen3.5-9b": Shape(
+        architecture="qwen35",
+        hidden=4096,
+        layers=32,
+        heads=16,
+        key_heads=4,
+        feed_forward=12288,
+        vocabulary=248320,
+        context=262144,
+        rope_base=1e7,
+        tied=False,
+        normed=True,
+        head=256,
+        key_states=16,
+        value_states=32,
+    ),
     "llama-8b": Shape(
         architecture="llama",
         hidden=4096,
@@ -146,17 +183,21 @@ def write(path: Path, shape: Shape, report: Callable[[int], None] = lambda layer
     tensors = list(_tensors(shape))
     for name, rows, columns, kind in tensors:
         if kind is None:
-            size = (columns,) if rows == 1 else (rows, columns)
+            size: tuple[int, ...] = (columns,) if rows == 1 else (rows, columns)
             writer.add_tensor_info(name, size, np.dtype(np.float32), 4 * rows * columns)
         else:
             row = _row_bytes(kind, columns)
-            writer.add_tensor_info(name, (rows, row), np.dtype(np.uint8), rows * row, kind)
+            size = (shape.experts, rows // shape.experts, row) if name.endswith(_OF_EXPERTS) else (rows, row)
+            writer.add_tensor_info(name, size, np.dtype(np.uint8), rows * row, kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     blocks = {kind: _blocks(kind, shape.hidden) for kind in _SCALES}
     for name, rows, columns, kind in tensors:
-        if kind is None:
+        if name.endswith(_ROUTER):
+            random = np.random.default_rng([*name.encode()]).standard_normal(rows * columns, np.float32)
+            writer.write_tensor_data(random * np.float32(columns**-0.5))
+        elif kind is None:
             writer.write_tensor_data(np.full(rows * columns, -1 if name.endswith("ssm_a") else 1, np.float32))
         else:
             writer.write_tensor_data(np.resize(blocks[kind], rows * _row_bytes(kind, columns)))
@@ -166,7 +207,8 @@ def write(path: Path, shape: Shape, report: Callable[[int], None] = lambda layer
     return path
 
 
-_LAST = "ffn_down.weight"
+_OF_EXPERTS, _ROUTER = "_exps.weight", "ffn_gate_inp.weight"
+_LAST = ("ffn_down.weight", "ffn_down_exps.weight")
 """Of a layer's tensors."""
 _Tensor = tuple[str, int, int, GGMLQuantizationType | None]
 """Name, rows, columns and type; None: a vector of float32."""
@@ -191,9 +233,18 @@ def _tensors(shape: Shape) -> Iterator[_Tensor]:
         yield from _attention(shape, block, precise) if shape.attends(layer) else _delta_net(shape, block)
         norm = "post_attention_norm" if shape.key_states else "ffn_norm"
         yield f"{block}{norm}.weight", 1, hidden, None
-        yield f"{block}ffn_gate.weight", shape.feed_forward, hidden, Q4
-        yield f"{block}ffn_up.weight", shape.feed_forward, hidden, Q4
-        yield f"{block}{_LAST}", hidden, shape.feed_forward, precise
+        yield from _feed_forward(shape, block, precise)
+
+
+def _feed_forward(shape: Shape, block: str, precise: GGMLQuantizationType) -> Iterator[_Tensor]:
+    """Of all experts, where there are some."""
+    hidden, wide, networks = shape.hidden, shape.feed_forward, shape.experts or 1
+    end = _OF_EXPERTS if shape.experts else ".weight"
+    if shape.experts:
+        yield f"{block}{_ROUTER}", shape.experts, hidden, None
+    yield f"{block}ffn_gate{end}", networks * wide, hidden, Q4
+    yield f"{block}ffn_up{end}", networks * wide, hidden, Q4
+    yield f"{block}ffn_down{end}", networks * hidden, wide, precise
 
 
 def _attention(shape: Shape, block: str, precise: GGMLQuantizationType) -> Iterator[_Tensor]:
@@ -244,6 +295,10 @@ def _add_numbers(writer: gguf.GGUFWriter, shape: Shape) -> None:
     writer.add_head_count_kv(shape.key_heads)
     writer.add_key_length(shape.head)
     writer.add_value_length(shape.head)
+    if shape.experts:
+        writer.add_expert_count(shape.experts)
+        writer.add_expert_used_count(shape.experts_used)
+        writer.add_expert_feed_forward_length(shape.feed_forward)
     if shape.key_states:
         writer.add_rope_dimension_count(shape.head // 4)
         writer.add_rope_dimension_sections([shape.head // 8 // 3 + i for i in (1, 1, 0)] + [0])

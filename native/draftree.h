@@ -64,6 +64,7 @@ enum {
     DELTA_SPEED, /* below 0 */
     DELTA_NORM,
     DELTA_OUTPUT,
+    ROUTER, /* of a mixture of experts: GATE, UP and DOWN are those of all experts, one below the other */
     LAYER_TENSORS,
 };
 
@@ -98,7 +99,7 @@ typedef struct {
     int32_t query_heads;
     int32_t key_heads;    /* divides query_heads */
     int32_t head_size;    /* a multiple of 16, at most 256 */
-    int32_t feed_forward; /* a multiple of 32 */
+    int32_t feed_forward; /* a multiple of 32; of an expert */
     int32_t context;      /* most tokens of a row */
     int32_t rope_size;    /* dimensions of a head that are rotated: even, at most head_size */
     int32_t rope_halves;  /* 1: pairs (i, i + rope_size / 2); 0: pairs (2 i, 2 i + 1) */
@@ -110,6 +111,7 @@ typedef struct {
     int32_t delta_key_heads,
         delta_value_heads;                    /* value head v has key head v % delta_key_heads; 0: none is recurrent */
     int32_t delta_key_size, delta_value_size; /* of a head: multiples of 16, at most 256 */
+    int32_t experts, experts_used;            /* of a layer; of those a token's; 0: no layer has any */
     float norm_epsilon;
     float embedding_scale;
     float attention_scale;    /* of the products of queries and keys */
@@ -139,7 +141,7 @@ typedef struct {
 } DraftHeadArchitecture;
 
 /* Version of this interface and of the bits that passes compute: part of a cost profile's identity. */
-#define DRAFTREE_VERSION "12"
+#define DRAFTREE_VERSION "13"
 const char *draftree_version(void);
 
 /* Names of the instruction sets that this CPU runs, separated by spaces, the portable one first. */

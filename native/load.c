@@ -39,6 +39,8 @@ static int check_architecture(const Architecture *a, char message[256]) {
          in_range(a->gated_attention, 0, 1) && !(a->gated_attention && a->query_key_norm == NORM_OF_ALL_HEADS),
          a->gated_attention},
         {"number of key heads of delta nets, with their sizes,", fits_delta_nets(a), a->delta_key_heads},
+        {"number of experts", in_range(a->experts, 0, MOST_EXPERTS), a->experts},
+        {"number of a token's experts", in_range(a->experts_used, a->experts > 0, a->experts), a->experts_used},
     };
     for (size_t i = 0; i < sizeof rules / sizeof *rules; i++)
         if (!rules[i].fits)

@@ -13,6 +13,7 @@ enum {
     CHUNK = 128, /* nodes of a pass that are computed together: their activations fit the second cache */
     ROPE_TABLES = 2,
     MOST_TRACKED = 64,
+    MOST_EXPERTS = 512,
 };
 
 /* The weights of a layer; a vector that the architecture lacks is NULL. */
@@ -27,12 +28,14 @@ typedef struct {
     float *delta_convolution;        /* [TAPS][channels] */
     float *delta_time, *delta_speed; /* [value heads] */
     float *delta_norm;
+    PackedMatrix router;
     int place;  /* among the layers that attend, or among the recurrent ones */
     int rope;   /* row of the rope tables */
     int window; /* tokens that are attended to; 0: all */
 } Layer;
 
 static inline int is_recurrent(const Layer *layer) { return layer->delta_input.tiles != NULL; }
+static inline int is_routed(const Layer *layer) { return layer->router.tiles != NULL; }
 
 /* A node as the layers see it. */
 typedef struct {
@@ -91,14 +94,35 @@ typedef struct {
     int64_t scratch_stride, scratch_capacity;
 } Walks;
 
+/* An expert that nodes of a chunk have chosen. */
+typedef struct {
+    int32_t number;
+    int32_t first, count; /* of its choices, in the order of experts, then of nodes */
+    int64_t cost_before;  /* of a unit of work of each expert before it */
+    size_t groups_before; /* bytes of their quantized activations */
+} ChosenExpert;
+
+/* Which experts the nodes of a chunk have chosen. */
+typedef struct {
+    int32_t *choices;      /* [CHUNK][experts_used], the largest weight first */
+    float *shares;         /* [CHUNK][experts_used]: weights of what they give, whose sum is 1 */
+    int32_t *places;       /* [CHUNK][experts_used] of the choices, in the order of experts */
+    int32_t *nodes;        /* [CHUNK x experts_used] in this order */
+    int32_t *next;         /* [experts] while they are put into it */
+    ChosenExpert *experts; /* [experts], those that are chosen */
+    int32_t count;
+    int64_t cost; /* of a unit of work of each of them */
+} Routing;
+
 /* What a thread alone writes. */
 typedef struct {
     float *residual; /* [CHUNK][hidden] */
     float *normed;   /* [CHUNK][hidden] */
     uint8_t *groups; /* quantized activations */
-    float *inputs;   /* [CHUNK][2 hidden, or all features of a token]: of draft heads */
+    float *inputs;   /* [CHUNK][2 hidden, or all features of a token]: of draft heads; [CHUNK][hidden]: of an expert */
     float *edited;   /* [most_logits]: edited logits */
     void *scratch;   /* [2][most_logits] numbers: candidates of a draw, then warped logits */
+    Routing routing;
 } ThreadSpace;
 
 /* What a pass writes. */
@@ -116,11 +140,13 @@ typedef struct {
     float *zeros;                      /* [channels] */
     Walks walks;
     float *projected; /* [CHUNK][hidden] */
-    float *gate;      /* [CHUNK][feed_forward] */
+    float *gate;      /* [CHUNK, of experts x experts_used][feed_forward] */
     float *up;
     float *activated;
     uint8_t *activated_groups;
-    float *contracted; /* [CHUNK][hidden] */
+    float *contracted;     /* [CHUNK][hidden] */
+    float *router_logits;  /* [CHUNK][experts in whole tiles] */
+    float *expert_outputs; /* [CHUNK x experts_used][hidden] */
     PassNode nodes[CHUNK];
     int32_t count; /* nodes of the chunk */
     int32_t *path_cells;
@@ -202,6 +228,9 @@ static inline int64_t delta_values(const Architecture *a) {
 static inline int64_t delta_channels(const Architecture *a) {
     return 2 * (int64_t)a->delta_key_heads * a->delta_key_size + delta_values(a);
 }
+
+/* Logits of a node's experts, in whole tiles. */
+static inline int64_t router_stride(const Architecture *a) { return tiles_of(a->experts) * TILE_ROWS; }
 
 /* What extend is called with (draftree.h). */
 typedef struct {

@@ -24,6 +24,7 @@ typedef struct {
     int count;
     float *residual, *normed, *inputs;
     uint8_t *groups;
+    Routing *routing;
 } Part;
 
 /* A product and where its outputs go, a column's in whole tiles. */
@@ -37,6 +38,16 @@ Activations columns(const Part *part, const float *values, int64_t stride, int c
 
 /* This thread's share of the tiles of several products of the same columns. */
 void multiply_share(const Part *part, const Activations *x, const Product *products, int count);
+
+/* The first matrices of a feed-forward network, and where what they give lies. */
+typedef struct {
+    const PackedMatrix *gate, *up;
+    int64_t column;  /* the first, of work.gate, up and activated */
+    uint8_t *groups; /* of these columns quantized; NULL: the next matrix reads floats */
+} Gated;
+
+/* Activations of some groups of outputs: gates and ups of the same outputs, multiplied and quantized by this thread. */
+void activate(const Part *part, const Gated *gated, const Activations *x, Share groups);
 
 /* The embedding of node i, scaled. */
 void embed_node(const Part *part, int i, float *embedding);

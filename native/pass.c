@@ -1,13 +1,14 @@
 /* One pass: embedding, decoder layers, output layer, for up to CHUNK nodes of any rows.
  *
  * All threads run it together. Each holds the whole residual stream and computes its part of every product; six
- * barriers a layer part the moves. What a thread computes twice (norms, quantized activations) costs less than handing
- * it over.
+ * barriers a layer, with experts eight, part the moves. What a thread computes twice (norms, quantized activations)
+ * costs less than handing it over.
  */
 #include <string.h>
 
 #include "attention.h"
 #include "delta.h"
+#include "experts.h"
 
 /* The columns of the residual stream, normed; without a weight as they are. */
 static void normalise(const Part *part, const float *weight) {
@@ -107,33 +108,30 @@ static void delta_block(const Part *part, const Layer *layer) {
     add_to_residual(part, work->projected, NULL, layer->attention_post_norm);
 }
 
-/* A thread's gates and ups are the same columns, in whole groups: it multiplies and quantizes them by itself. */
-static void feed_forward_block(const Part *part, const Layer *layer) {
+/* What a gated feed-forward network makes of the normed columns, in work.contracted. */
+static void run_feed_forward(const Part *part, const Layer *layer) {
     const Architecture *a = part->a;
     Workspace *work = part->work;
     const int64_t wide = a->feed_forward;
-    normalise(part, layer->feed_forward_norm);
     const int quantized = format_is_quantized(layer->gate.format) || format_is_quantized(layer->up.format);
+    uint8_t *groups = format_is_quantized(layer->down.format) ? work->activated_groups : NULL;
+    const Gated gated = {&layer->gate, &layer->up, 0, groups};
     Activations x = columns(part, part->normed, a->hidden, part->count, quantized);
-    const Share own = share(wide / GROUP_SIZE, part->thread, part->threads);
-    const int64_t first = own.first * GROUP_SIZE, last = own.last * GROUP_SIZE;
-    part->linear->multiply(&layer->gate, first / TILE_ROWS, last / TILE_ROWS, &x, work->gate, wide);
-    part->linear->multiply(&layer->up, first / TILE_ROWS, last / TILE_ROWS, &x, work->up, wide);
-    for (int i = 0; i < part->count; i++) {
-        const int64_t at = i * wide + first;
-        if (a->activation == ACTIVATION_SILU)
-            part->vector->silu_gate(work->gate + at, work->up + at, last - first, work->activated + at);
-        else
-            part->vector->gelu_gate(work->gate + at, work->up + at, last - first, work->activated + at);
-    }
-    if (format_is_quantized(layer->down.format))
-        part->linear->quantize(work->activated, wide, wide, part->count, own.first, own.last, work->activated_groups);
+    activate(part, &gated, &x, share(wide / GROUP_SIZE, part->thread, part->threads));
     pool_barrier(part->model->pool, part->thread);
     x = (Activations){part->count, work->activated, wide, work->activated_groups};
     const Product down = {&layer->down, work->contracted};
     multiply_share(part, &x, &down, 1);
+}
+
+static void feed_forward_block(const Part *part, const Layer *layer) {
+    normalise(part, layer->feed_forward_norm);
+    if (is_routed(layer))
+        run_experts(part, layer);
+    else
+        run_feed_forward(part, layer);
     pool_barrier(part->model->pool, part->thread);
-    add_to_residual(part, work->contracted, NULL, layer->feed_forward_post_norm);
+    add_to_residual(part, part->work->contracted, NULL, layer->feed_forward_post_norm);
 }
 
 /* Logits of the wanted nodes. */
@@ -179,6 +177,7 @@ static void run_part(void *argument, int thread, int threads) {
         .normed = work->own[thread].normed,
         .inputs = work->own[thread].inputs,
         .groups = work->own[thread].groups,
+        .routing = &work->own[thread].routing,
     };
     if (model->draft_head)
         read_states(&part);

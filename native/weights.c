@@ -7,7 +7,8 @@
 enum { ALIGNMENT = 64 };
 
 /* Numbers of a model that shapes of its tensors are made of. INPUTS: what the first layer reads, which is as wide as
- * embedding and state side by side in EAGLE-3. NORMED_QUERIES, NORMED_KEYS: what their norms are over. */
+ * embedding and state side by side in EAGLE-3. NORMED_QUERIES, NORMED_KEYS: what their norms are over. WIDE_OF_ALL,
+ * HIDDEN_OF_ALL: of all experts together. */
 typedef enum {
     ONE,
     HIDDEN,
@@ -23,10 +24,13 @@ typedef enum {
     VALUE_HEADS,
     VALUE_SIZE,
     INPUTS_OF_TAPS,
+    EXPERTS,
+    WIDE_OF_ALL,
+    HIDDEN_OF_ALL,
 } Size;
 
-/* Which layers have a tensor: all, some, those that attend, recurrent ones. */
-typedef enum { IN_ALL, IN_SOME, IN_ATTENDING, IN_RECURRENT } Where;
+/* Which layers have a tensor: all, some, those that attend, recurrent ones, those with experts. */
+typedef enum { IN_ALL, IN_SOME, IN_ATTENDING, IN_RECURRENT, IN_ROUTED } Where;
 
 /* A tensor of a layer: vectors, and columns of few numbers, are kept as floats, matrices are packed. */
 static const struct {
@@ -48,9 +52,9 @@ static const struct {
     [ATTENTION_OUTPUT] = {"attention output", offsetof(Layer, output), HIDDEN, QUERIES, 0, IN_ATTENDING},
     [ATTENTION_POST_NORM] = {"attention post-norm", offsetof(Layer, attention_post_norm), ONE, HIDDEN, 1, IN_SOME},
     [FEED_FORWARD_NORM] = {"feed-forward norm", offsetof(Layer, feed_forward_norm), ONE, HIDDEN, 1, IN_ALL},
-    [GATE] = {"gate", offsetof(Layer, gate), WIDE, HIDDEN, 0, IN_ALL},
-    [UP] = {"up", offsetof(Layer, up), WIDE, HIDDEN, 0, IN_ALL},
-    [DOWN] = {"down", offsetof(Layer, down), HIDDEN, WIDE, 0, IN_ALL},
+    [GATE] = {"gate", offsetof(Layer, gate), WIDE_OF_ALL, HIDDEN, 0, IN_ALL},
+    [UP] = {"up", offsetof(Layer, up), WIDE_OF_ALL, HIDDEN, 0, IN_ALL},
+    [DOWN] = {"down", offsetof(Layer, down), HIDDEN_OF_ALL, WIDE, 0, IN_ALL},
     [FEED_FORWARD_POST_NORM] = {"feed-forward post-norm", offsetof(Layer, feed_forward_post_norm), ONE, HIDDEN, 1,
                                 IN_SOME},
     [ATTENTION_OUTPUT_BIAS] = {"attention output bias", offsetof(Layer, output_bias), ONE, HIDDEN, 1, IN_SOME},
@@ -64,6 +68,7 @@ static const struct {
     [DELTA_SPEED] = {"delta net's speed", offsetof(Layer, delta_speed), ONE, VALUE_HEADS, 1, IN_RECURRENT},
     [DELTA_NORM] = {"delta net's norm", offsetof(Layer, delta_norm), ONE, VALUE_SIZE, 1, IN_RECURRENT},
     [DELTA_OUTPUT] = {"delta net's output", offsetof(Layer, delta_output), HIDDEN, VALUES, 0, IN_RECURRENT},
+    [ROUTER] = {"router", offsetof(Layer, router), EXPERTS, HIDDEN, 0, IN_ROUTED},
 };
 static const char *const MODEL_NAMES[MODEL_TENSORS] = {"embedding", "output norm", "output"};
 static const char *const DRAFT_HEAD_NAMES[DRAFT_HEAD_TENSORS] = {"input", "input bias", "feature norm",
@@ -81,6 +86,7 @@ static Shape layer_shape(const Model *model, const LoadSource *source, int layer
     const int first = model->draft_head && !layer, joins = first && model->draft_head->architecture.fuses_states;
     const int whole = a->query_key_norm == NORM_OF_ALL_HEADS;
     const int64_t queries = (int64_t)a->query_heads * a->head_size, keys = (int64_t)a->key_heads * a->head_size;
+    const int64_t networks = a->experts ? a->experts : 1;
     const int64_t sizes[] = {
         [ONE] = 1,
         [HIDDEN] = a->hidden,
@@ -96,10 +102,14 @@ static Shape layer_shape(const Model *model, const LoadSource *source, int layer
         [VALUE_HEADS] = a->delta_value_heads,
         [VALUE_SIZE] = a->delta_value_size,
         [INPUTS_OF_TAPS] = TAPS,
+        [EXPERTS] = a->experts,
+        [WIDE_OF_ALL] = networks * a->feed_forward,
+        [HIDDEN_OF_ALL] = networks * a->hidden,
     };
     const int recurrent = source->layers[(size_t)layer * LAYER_TENSORS + DELTA_INPUT].format >= 0;
     const Where where = LAYER[tensor].where;
-    const int lacking = where == IN_SOME || where == (recurrent ? IN_ATTENDING : IN_RECURRENT);
+    const int lacking =
+        where == IN_SOME || where == (recurrent ? IN_ATTENDING : IN_RECURRENT) || (where == IN_ROUTED && !a->experts);
     const int pre_norm = tensor == ATTENTION_NORM || tensor == FEED_FORWARD_NORM;
     const int optional = lacking || (pre_norm && !model->draft_head) || (tensor == ATTENTION_NORM && first);
     return (Shape){sizes[LAYER[tensor].rows], sizes[LAYER[tensor].columns], optional};

@@ -37,6 +37,7 @@ from transformers import (
     Qwen2Config,
     Qwen3_5TextConfig,
     Qwen3Config,
+    Qwen3MoeConfig,
     Qwen3VLConfig,
     SeedOssConfig,
     SmolLM3Config,
@@ -111,6 +112,13 @@ DENSE: Mapping[str, Callable[[], PretrainedConfig]] = {
     "llama": lambda: LlamaConfig(**_DENSE),
     "qwen2": lambda: Qwen2Config(**_DENSE),
     "qwen3": lambda: Qwen3Config(**_DENSE),
+    "qwen3moe": lambda: Qwen3MoeConfig(
+        **_DENSE | {"num_hidden_layers": 2},
+        num_experts=8,
+        num_experts_per_tok=3,
+        moe_intermediate_size=256,
+        norm_topk_prob=True,
+    ),
     "gemma": lambda: GemmaConfig(**_DENSE | {"tie_word_embeddings": True}),
     "gemma3": lambda: Gemma3TextConfig(
         **_DENSE | {"tie_word_embeddings": True, "num_hidden_layers": 7},

@@ -36,9 +36,30 @@ def test_a_shapes_file_is_of_its_size_and_both_engines_load_it(tmp_path: Path) -
 
 
 def test_the_sizes_of_the_shapes_are_those_of_the_published_files() -> None:
-    """Of Q4_K_M: 2.50 GB and 4.92 GB; of Qwen 3.5 about as large ones."""
+    """Of Q4_K_M: 2.50 GB, 4.92 GB, and 18.6 GB of the mixture of experts; of Qwen 3.5 about as large ones."""
     sizes = {name: round(shape.file_bytes / 1e9, 1) for name, shape in SHAPES.items()}
-    assert sizes == {"qwen3-4b": 2.5, "qwen3.5-0.8b": 0.5, "qwen3.5-4b": 2.6, "llama-8b": 4.9}
+    assert sizes == {
+        "qwen3-4b": 2.5,
+        "qwen3-30b-a3b-sixth": 3.1,
+        "llama-8b": 4.9,
+        "qwen3.5-0.8b": 0.5,
+        "qwen3.5-4b": 2.6,
+        "qwen3.5-9b": 5.5,
+    }
+
+
+def test_a_shape_with_experts_is_loaded_and_chooses_among_them(tmp_path: Path) -> None:
+    tiny = replace(SHAPES["qwen3-30b-a3b-sixth"], hidden=256, heads=2, key_heads=1, feed_forward=256, vocabulary=512)
+    model = NativeModel(path := write(tmp_path / "tiny.gguf", tiny))
+    assert sum(tensor.size for tensor in check(path).tensors) == tiny.file_bytes
+    assert Weights(open_library(), path).vocab_size == 512
+    assert np.ptp(prefill_scored(model, [1, 2, 3])[1].logits([0])) > 0
+    assert model.capabilities.expert_share == 8 / 128
+
+
+def test_attention_of_a_shape_with_experts_is_measured_without_them(tmp_path: Path) -> None:
+    can = NativeModel(write(tmp_path / "alone.gguf", SHAPES["qwen3-30b-a3b-sixth"].attention_alone(2))).capabilities
+    assert (can.architecture, can.expert_bytes) == ("qwen3", 0)
 
 
 def test_a_hybrid_shape_is_loaded_and_decodes(tmp_path: Path) -> None:

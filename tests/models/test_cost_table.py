@@ -51,6 +51,16 @@ def test_a_profile_by_a_table_is_the_table(tier: str) -> None:
     assert profile.seconds(4, 100, batch=8) == pytest.approx(table.seconds(SMALL, 32, 100) + 7 * of_a_row)
 
 
+@pytest.mark.parametrize("tier", TIERS)
+def test_a_pass_reads_the_experts_of_all_its_tokens(tier: str) -> None:
+    """As far as other tokens have not chosen them: never more than all, and at one token its own."""
+    table = shipped_table(tier)
+    routed = replace(SMALL, weights=1, slot_bytes=0, expert_bytes=SMALL.weight_bytes // 2, expert_share=0.25)
+    seconds = [table.seconds(routed, n, 0) for n in (1, 2, 100)]
+    dense = table.seconds(replace(SMALL, weights=1, slot_bytes=0), 1, 0)
+    assert seconds == pytest.approx([dense, dense * (1 + 0.75 / 2), dense * (1 + 3 / 2)], rel=1e-3)
+
+
 def test_short_models_have_a_profile_too() -> None:
     assert estimated(ToyModel(max_length=1)).seconds(1, 1) > 0
 

@@ -50,9 +50,9 @@ class Runs(Enum):
 
 RUNS: Mapping[str, Runs] = {
     **dict.fromkeys(DENSE, Runs.NATIVE),
-    **dict.fromkeys(("phi3+long", "qwen35", "qwen35+mtp"), Runs.NATIVE),
+    **dict.fromkeys(("phi3+long", "qwen35", "qwen35+mtp", "qwen3moe"), Runs.NATIVE),
     **dict.fromkeys(("gemma4", "gemma4+experts", "gemma4+layer-embeddings", "gpt-oss", "gpt-oss+yarn"), Runs.TREES),
-    **dict.fromkeys(("qwen3moe", "deepseek2", "ernie4_5-moe", "hunyuan-moe", "cohere2", "apertus"), Runs.TREES),
+    **dict.fromkeys(("deepseek2", "ernie4_5-moe", "hunyuan-moe", "cohere2", "apertus"), Runs.TREES),
     **dict.fromkeys(("qwen35moe", "qwen35moe+mtp", "qwen3next"), Runs.AR),
     **dict.fromkeys(("granitehybrid", "granitehybrid+experts", "nemotron_h", "nemotron_h_moe"), Runs.AR),
     **dict.fromkeys(("lfm2", "lfm2moe", "falcon-h1"), Runs.AR),

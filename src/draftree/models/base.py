@@ -47,6 +47,8 @@ class Capabilities:
         accelerator: name of the device; "": a CPU.
         weights: numbers that a pass multiplies with each token; embeddings are looked up only.
         weight_bytes: that these are read from.
+        expert_bytes: those of a token's experts among them, which other tokens of the pass may not share.
+        expert_share: how many of a layer's experts a token has, over all of them.
         attention: attention implementation in use; "": the engine's only one.
         weight_format: of its linear layers, those of a GGUF file by llama.cpp's names; ``STOCK``: all of ``dtype``.
         fingerprint: of its weights (``draftree.models.huggingface.inspection``); "": they cannot be read.
@@ -78,6 +80,8 @@ class Capabilities:
     attention: str = ""
     weight_format: str = STOCK
     fingerprint: str = ""
+    expert_bytes: int = 0
+    expert_share: float = 1.0
     slot_bytes: int = 0
     row_bytes: int = 0
     trees: str = ""

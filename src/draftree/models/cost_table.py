@@ -20,7 +20,7 @@ FOLDER = Path(__file__).parents[1] / "costs"
 class CostTable:
     """Rates of a tier of an engine, which know no model: what passes cost as long as nobody has measured them.
 
-    A pass over n tokens behind c others reads its W bytes of weights and makes n products with each of its P weights;
+    A pass over n tokens behind c others reads W bytes of weights and makes n products with each of a token's P weights;
     how far the two overlap is a power k:
 
         seconds = ((W / reading)^k + (n P / products)^k)^(1/k) + c S (1 / cache_reading + n / cache_products)
@@ -47,11 +47,17 @@ class CostTable:
 
     def seconds(self, can: Capabilities, tokens: float, context: float) -> float:
         """Seconds of a model's pass over so many tokens behind ``context`` others."""
-        reading = can.weight_bytes / self.reading
+        reading = _bytes_read(can, tokens) / self.reading
         computing = tokens * can.weights / (self.products * can.threads)
         cached, overlap = context * can.slot_bytes, self.overlap
         attention = cached / self.cache_reading + tokens * cached / (self.cache_products * can.threads)
         return float((reading**overlap + computing**overlap) ** (1 / overlap)) + attention
+
+
+def _bytes_read(can: Capabilities, tokens: float) -> float:
+    """Of the weights: each token has experts of its own, of which some are another's by chance."""
+    experts = float(1 - (1 - can.expert_share) ** tokens) / can.expert_share  # over a token's
+    return can.weight_bytes + can.expert_bytes * (experts - 1)
 
 
 TABLES = JsonFormat(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Mapping
 from ctypes import c_int, c_int64, c_void_p
 from pathlib import Path
@@ -42,7 +43,8 @@ def dense(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Dense]:
 
 
 def quantized(path: Path, kind: Kind, target: Path, lacking: str = "GGUF.") -> Path:
-    """The file with matrices of another type, by llama.cpp's own quantization; those of few columns stay as they are.
+    """The file with matrices of another type, by llama.cpp's own quantization; those of few columns and routers
+    stay as they are.
 
     Args:
         lacking: keys that it loses, by how they begin.
@@ -60,12 +62,12 @@ def quantized(path: Path, kind: Kind, target: Path, lacking: str = "GGUF.") -> P
             writer.add_key_value(field.name, field.contents(), kinds[0], kinds[-1] if len(kinds) > 1 else None)
     for tensor in reader.tensors:
         values = np.ascontiguousarray(tensor.data)
-        if values.ndim == 1 or values.shape[1] % block:
+        if values.ndim == 1 or values.shape[-1] % block or "ffn_gate_inp" in tensor.name:
             writer.add_tensor(tensor.name, values)
         else:
-            rows, columns = values.shape
-            packed = np.empty((rows, columns // block * size), np.uint8)
-            quantize(kind, values.ctypes.data, packed.ctypes.data, 0, rows, columns, None)
+            *rows, columns = values.shape
+            packed = np.empty((*rows, columns // block * size), np.uint8)
+            quantize(kind, values.ctypes.data, packed.ctypes.data, 0, math.prod(rows), columns, None)
             writer.add_tensor(tensor.name, packed, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

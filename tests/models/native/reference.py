@@ -7,7 +7,7 @@ and nothing of the C sources.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -168,9 +168,28 @@ class Reference:
 
     def _feed_forward(self, x: Array, weights: dict[str, Weights]) -> Array:
         x = self._norm(x, weights.get("ffn_norm.weight"))
-        gate = _ACTIVATIONS[self.numbers.activation](self._multiply(x, weights["ffn_gate.weight"]))
-        y = self._multiply(gate * self._multiply(x, weights["ffn_up.weight"]), weights["ffn_down.weight"])
+        networks = [weights[f"ffn_{name}.weight"] for name in ("gate", "up", "down")]
+        router = weights.get("ffn_gate_inp.weight")
+        y = self._experts(x, router, networks) if router else self._network(x, *networks)
         return self._norm(y, weights.get("post_ffw_norm.weight"))
+
+    def _network(self, x: Array, gate: Weights, up: Weights, down: Weights) -> Array:
+        activation = _ACTIVATIONS[self.numbers.activation]
+        return self._multiply(activation(self._multiply(x, gate)) * self._multiply(x, up), down)
+
+    def _experts(self, x: Array, router: Weights, networks: Sequence[Weights]) -> Array:
+        """A token's experts are the most probable ones; their probabilities are divided by their sum."""
+        probabilities = np.exp(self._multiply(x, router))
+        probabilities /= probabilities.sum(-1, keepdims=True)
+        least = np.sort(probabilities)[:, -self.numbers.experts_used, None]
+        probabilities = np.where(probabilities >= least, probabilities, 0)
+        probabilities /= probabilities.sum(-1, keepdims=True)
+        parts = zip(*(np.split(each.values, self.numbers.experts) for each in networks), strict=True)
+        y = np.zeros_like(x)
+        for expert, matrices in enumerate(parts):
+            of = [Weights(values, each.quantized) for values, each in zip(matrices, networks, strict=True)]
+            y += self._network(x, *of) * probabilities[:, expert, None]
+        return y
 
 
 def _silu(x: Array) -> Array:

@@ -91,6 +91,9 @@ def test_what_the_engine_does_not_compute_is_llama_cpps(numbers: dict[str, Value
         ("qwen3", {"attention__temperature_scale": 0.1}, "qwen3.attention.temperature_scale"),
         ("mistral3", {"rope__scaling__yarn_attn_factor": 1.2}, "1.2"),
         ("mistral3", {"expert_count": 4}, "mistral3.expert_count"),
+        ("qwen3moe", {"expert_weights_scale": 2.0}, "qwen3moe.expert_weights_scale"),
+        ("qwen3moe", {"expert_shared_feed_forward_length": 64}, "qwen3moe.expert_shared_feed_forward_length"),
+        ("qwen3moe", {"expert_feed_forward_length": 48}, "48"),
     ],
     ids=str,
 )
@@ -124,6 +127,9 @@ def test_biases_of_what_is_normed_or_scaled_are_llama_cpps(name: str, bias: str,
         ("mistral3", {"rope__scaling__yarn_log_multiplier": -1.0}),
         ("mistral3", {"rope__scaling__original_context_length": 0}),
         ("olmo2", {"attention__head_count_kv": 4}),
+        *(("qwen3moe", {"expert_count": count}) for count in (0, 1, 4, 9, 2**31)),
+        *(("qwen3moe", {"expert_used_count": count}) for count in (0, 9, 2**31)),
+        *(("qwen3moe", {"expert_feed_forward_length": size}) for size in (0, 128, 2**20)),
     ],
     ids=str,
 )
@@ -154,6 +160,30 @@ def test_a_tensor_that_nothing_reads_is_llama_cpps(tmp_path: Path) -> None:
     gate = replace(header.tensors[0], name="blk.0.attn_gate.weight")
     with pytest.raises(UnsupportedModelError, match=gate.name):
         describe(replace(header, tensors=(*header.tensors, gate)))
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "error"),
+    [
+        ("ffn_gate_exps", (256, 256), UnsupportedModelError),
+        ("ffn_gate_exps", (256, 256, 8, 1), UnsupportedModelError),
+        ("ffn_up_exps", (256, 512, 4), ModelFileError),
+        ("ffn_down_exps", (512, 128, 8), ModelFileError),
+        ("ffn_down_exps", (256, 2**40, 8), UnsupportedModelError),
+        ("ffn_gate_inp", (256, 4), ModelFileError),
+        ("ffn_gate_inp", None, ModelFileError),
+        ("ffn_up_exps", None, ModelFileError),
+    ],
+    ids=str,
+)
+def test_tensors_of_experts_have_one_shape(
+    name: str, shape: tuple[int, ...] | None, error: type[Exception], dense: Mapping[str, Dense]
+) -> None:
+    header = check(dense["qwen3moe"].path)
+    tensors = [replace(t, shape=shape) if shape and f".{name}." in t.name else t for t in header.tensors]
+    left = tuple(tensor for tensor in tensors if shape or f".{name}." not in tensor.name)
+    with pytest.raises(error, match=rf"{name}|gate|up|down|router"):
+        LoadedModel(describe(replace(header, tensors=left)), 1)
 
 
 def test_a_format_that_is_not_read_is_llama_cpps(tmp_path: Path) -> None:

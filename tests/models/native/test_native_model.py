@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from draftree.models.native.native_model import NativeModel, NativeScores
 from draftree.sampling.warping import Warping, stream_key
 from draftree.scores import Changes, Draft, Edit, NumpyScores, Scores, Top
 from tests import tiny_gguf
+from tests.models.native.conftest import Dense
 
 TEXT = [5, 200, 31, 7, 90, 4, 4, 150]
 NODES = Nodes([9, 8, 7, 6, 5], [-1, 0, 0, 1, -1])
@@ -316,6 +318,17 @@ def test_capabilities_give_version_tier_threads_and_what_a_pass_reads(path: Path
     assert "output.weight" in read
     assert can.weight_bytes == sum(t.size for t in read.values())
     assert can.weights == sum(math.prod(t.shape) for t in read.values()) < can.parameters
+
+
+def test_of_experts_those_of_a_token_are_counted(dense: Mapping[str, Dense]) -> None:
+    can, layers, experts, used = NativeModel(dense["qwen3moe"].path, threads=1).capabilities, 2, 8, 3
+    size = layers * 3 * 256 * 256  # numbers of an expert in each layer
+    assert (can.expert_share, can.expert_bytes) == (used / experts, 4 * used * size)
+    assert can.weight_bytes == 4 * can.weights
+    norms, embeddings = layers * (2 * 256 + 2 * 64) + 256, can.vocab_size * 256
+    attention, router = 256 * 64 * (4 + 2 + 2 + 4), 256 * experts
+    assert can.weights == embeddings + norms + layers * (attention + router) + used * size
+    assert can.parameters == can.weights + embeddings + (experts - used) * size
 
 
 def test_wrong_options_are_one_line(path: Path) -> None:

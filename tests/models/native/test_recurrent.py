@@ -218,9 +218,13 @@ def model(path: Path) -> NativeModel:
 PROMPTS = ["the cat in the hat sat on the mat, the cat in the hat " * 3, "one two one two one two", "a"]
 
 
+@pytest.mark.parametrize("name", ["qwen35", "qwen3moe"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_drafts_of_any_kind_give_the_text_of_ar_decoding(temperature: float, model: NativeModel) -> None:
-    """In batches, in chunks of prompts, with prefixes that are used again, with a grammar and by beams."""
+def test_drafts_of_any_kind_give_the_text_of_ar_decoding(
+    temperature: float, name: str, dense: Mapping[str, Dense], tmp_path: Path
+) -> None:
+    """Experts too: in batches, in chunks of prompts, with prefixes that are used again, with a grammar and by beams."""
+    model = NativeModel(quantized(dense[name].path, Kind.Q8_0, tmp_path / "model.gguf"), threads=2)
     params = SamplingParams(max_tokens=24, temperature=temperature, seed=3, ignore_eos=True)
     alone = Engine(model, SpeculationParams(drafter="none"))
     expected = [alone.generate([prompt], params)[0].token_ids for prompt in PROMPTS]

@@ -155,6 +155,12 @@ def multiplied(name: str, factor: float) -> Edit:
     return edit
 
 
+def experts_swapped(file: gguf.GGUFReader) -> None:
+    """Let two experts of layer 0 have the last matrix of each other."""
+    downs = named(file, "ffn_down_exps")
+    downs[[0, 1]] = downs[[1, 0]]
+
+
 def convolution_shifted(file: gguf.GGUFReader) -> None:
     """Let each token's inputs be those of the token before it."""
     taps = named(file, "ssm_conv1d")
@@ -178,6 +184,10 @@ CONTROLS: Mapping[str, list[Edit | dict[str, Any]]] = {
     "llama": [_BASE, _NORMS],
     "qwen2": [_BASE, _NORMS, swapped("attn_k", "attn_v")],
     "qwen3": [_BASE, _NORMS, _HEADS],
+    "qwen3moe": [
+        *(_BASE, _NORMS, _HEADS, setting("expert_used_count", 2), setting("expert_used_count", 4)),
+        *(swapped("ffn_gate_exps", "ffn_up_exps"), experts_swapped),
+    ],
     "gemma": [_NORMS, swapped("attn_k", "attn_v")],
     "gemma3": [_BASE, _NORMS, _POST, _HEADS, setting("attention.sliding_window", 17)],
     "phi3": [_BASE, _NORMS],
@@ -226,6 +236,29 @@ def test_a_file_that_differs_by_one_thing_is_far(name: str, dense: Mapping[str, 
             change(gguf.GGUFReader(path, "r+"))
         found = by_engine(path, **({} if callable(change) else change))
         assert distance(found, expected) > 3 * NEAR
+
+
+def test_weights_of_experts_are_the_softmax_over_those_that_are_chosen(dense: Mapping[str, Dense]) -> None:
+    """Not over all experts, as other architectures have it."""
+    routers = [each for each in dense["qwen3moe"].model.modules() if hasattr(each, "norm_topk_prob")]
+    assert routers
+    for router in routers:
+        router.norm_topk_prob = False  # type: ignore[assignment]
+    others = by_transformers(dense["qwen3moe"])
+    for router in routers:
+        router.norm_topk_prob = True  # type: ignore[assignment]
+    assert distance(by_engine(dense["qwen3moe"].path), others) > 3 * NEAR
+
+
+def test_of_equal_experts_the_first_are_chosen(dense: Mapping[str, Dense], tmp_path: Path) -> None:
+    """Three of eight whose logits are all 0: the fourth adds nothing, the third something."""
+    path = tmp_path / "equal.gguf"
+    path.write_bytes(dense["qwen3moe"].path.read_bytes())
+    multiplied("ffn_gate_inp", 0)(gguf.GGUFReader(path, "r+"))
+    expected = by_engine(path)
+    for expert, same in ((3, True), (2, False)):
+        named(gguf.GGUFReader(path, "r+"), "ffn_down_exps")[expert] = 0
+        assert np.array_equal(by_engine(path), expected) == same
 
 
 @pytest.mark.parametrize("kind", [Kind.Q8_0, Kind.Q4_K], ids=lambda kind: kind.name)

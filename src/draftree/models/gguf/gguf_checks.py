@@ -43,6 +43,8 @@ _EXPERTS = (
     Keys.LLM.EXPERT_GROUP_USED_COUNT,
 )
 _MOST_EXPERTS = 512
+_OF_EXPERTS = "_exps.weight"
+"""Ends of the names of tensors with a matrix for each expert."""
 _EPSILONS = (Keys.Attention.LAYERNORM_RMS_EPS, Keys.Attention.LAYERNORM_EPS, Keys.Attention.GROUPNORM_EPS)
 _SCALES: Mapping[int, tuple[int, ...]] = {
     **dict.fromkeys((Format.Q4_0, Format.Q5_0, Format.Q8_0, Format.IQ4_NL, Format.IQ4_XS), (0,)),
@@ -323,6 +325,11 @@ def capabilities(header: GGUFHeader, name: str, threads: int, **given: Any) -> C
     untied = any(tensor.name == OUTPUT for tensor in tensors)  # a pass looks its embeddings up
     multiplied = [t for t in tensors if not (untied and t.name == EMBEDDINGS) and t not in draft_layer]
     kinds = {Format(tensor.kind).name for tensor in tensors if tensor.size and len(tensor.shape) > 1}
+    count, used = (max(header.metadata.numbers(key) or (0,)) for key in _EXPERTS[:2])
+    share = used / count if used else 1.0
+    weights, size = _amounts(tensor for tensor in multiplied if not tensor.name.endswith(_OF_EXPERTS))
+    of_experts = _amounts(tensor for tensor in multiplied if tensor.name.endswith(_OF_EXPERTS))
+    expert_weights, expert_bytes = (round(share * amount) for amount in of_experts)
     return Capabilities(
         name=name,
         architecture=header.architecture,
@@ -331,9 +338,17 @@ def capabilities(header: GGUFHeader, name: str, threads: int, **given: Any) -> C
         dtype="float32",
         device="cpu",
         threads=threads,
-        weights=sum(math.prod(tensor.shape) for tensor in multiplied),
-        weight_bytes=sum(tensor.size for tensor in multiplied),
+        weights=weights + expert_weights,
+        weight_bytes=size + expert_bytes,
+        expert_bytes=expert_bytes,
+        expert_share=share,
         weight_format="+".join(sorted(kinds - {"F32"} or kinds)),
         fingerprint=fingerprint(header),
         **given,
     )
+
+
+def _amounts(tensors: Iterable[StoredTensor]) -> tuple[int, int]:
+    """Numbers and bytes."""
+    listed = list(tensors)
+    return sum(math.prod(tensor.shape) for tensor in listed), sum(tensor.size for tensor in listed)

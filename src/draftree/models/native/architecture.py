@@ -35,6 +35,7 @@ LAYER_TENSORS = (
     "attn_output.bias",
     *("attn_qkv.weight", "attn_gate.weight", "ssm_alpha.weight", "ssm_beta.weight", "ssm_conv1d.weight"),
     *("ssm_dt.bias", "ssm_a", "ssm_norm.weight", "ssm_out.weight"),
+    "ffn_gate_inp.weight",
 )
 """Of a decoder layer ("blk.0." and so on), in the order of the C interface (``native/draftree.h``)."""
 MODEL_TENSORS = ("token_embd.weight", "output_norm.weight", "output.weight")
@@ -43,8 +44,10 @@ _HEAD_NORMS = LAYER_TENSORS[7:9]
 _PRE_NORMS, _POST_NORMS = (LAYER_TENSORS[0], LAYER_TENSORS[11]), (LAYER_TENSORS[10], LAYER_TENSORS[15])
 _ATTENTION = (*LAYER_TENSORS[1:4], *_HEAD_NORMS, LAYER_TENSORS[9])
 """Of layers of Qwen 3.5 that attend; recurrent ones have a gated delta net in their place."""
-_DELTA_NET = LAYER_TENSORS[17:]
-_EXTRA = {*_BIASES, *_OUTPUT_BIAS, *_HEAD_NORMS, *_POST_NORMS, *_DELTA_NET}
+_DELTA_NET, _ROUTER = LAYER_TENSORS[17:26], LAYER_TENSORS[26:]
+_EXPERTS = {name: name.replace(".weight", "_exps.weight") for name in LAYER_TENSORS[12:15]}
+"""Names of the feed-forward network's tensors where there are several networks in each."""
+_EXTRA = {*_BIASES, *_OUTPUT_BIAS, *_HEAD_NORMS, *_POST_NORMS, *_DELTA_NET, *_ROUTER}
 """That Llama's layers lack."""
 
 _LARGEST_HEAD = 256
@@ -69,6 +72,7 @@ class Family:
         optional: tensors that a layer may have.
         feed_forward_norm: the name of the norm of what the feed-forward block reads.
         norm_of: what the norms of queries and keys are over.
+        experts: a router chooses some of many feed-forward networks for each token.
         gated: what a head attends to is multiplied by a gate, which the projection of queries gives behind each.
         gelu: the gate's activation is GELU (tanh), not SiLU.
         scaled: embeddings are multiplied by the square root of the hidden size.
@@ -86,6 +90,7 @@ class Family:
     optional: tuple[str, ...] = _BIASES + _OUTPUT_BIAS
     feed_forward_norm: str = _PRE_NORMS[1]
     norm_of: NormOf = NormOf.HEADS
+    experts: bool = False
     gated: bool = False
     gelu: bool = False
     scaled: bool = False
@@ -104,6 +109,7 @@ _OF_DELTA_NETS = (
     *(Keys.SSM.CONV_KERNEL, Keys.SSM.INNER_SIZE, Keys.SSM.STATE_SIZE, Keys.SSM.TIME_STEP_RANK, Keys.SSM.GROUP_COUNT),
     *(Keys.LLM.FULL_ATTENTION_INTERVAL, Keys.LLM.NEXTN_PREDICT_LAYERS, Keys.Rope.DIMENSION_SECTIONS),
 )
+_OF_EXPERTS = (Keys.LLM.EXPERT_COUNT, Keys.LLM.EXPERT_USED_COUNT, Keys.LLM.EXPERT_FEED_FORWARD_LENGTH)
 FAMILIES = {
     "llama": Family(halves=False),  # Mistral's too
     "qwen2": Family(tensors=_BIASES),
@@ -119,6 +125,7 @@ FAMILIES = {
     ),
     "phi3": Family(),  # fused tensors, which any family may have
     "smollm3": Family(halves=False, unrotated_every=4),
+    "qwen3moe": Family(settings=_OF_EXPERTS, tensors=_HEAD_NORMS + _ROUTER, experts=True),
     "qwen3vl": Family(settings=(Keys.Rope.DIMENSION_SECTIONS, Keys.LLM.NUM_DEEPSTACK_LAYERS), tensors=_HEAD_NORMS),
     "mistral3": Family(settings=(Keys.Attention.TEMPERATURE_SCALE, Keys.Rope.SCALING_YARN_LOG_MUL), halves=False),
     "ernie4_5": Family(halves=False),
@@ -170,6 +177,8 @@ class Hyperparameters:
     delta_value_heads: int = 0
     delta_key_size: int = 0
     delta_value_size: int = 0
+    experts: int = 0
+    experts_used: int = 0
     norm_epsilon: float
     embedding_scale: float
     attention_scale: float
@@ -244,7 +253,7 @@ def describe(header: GGUFHeader) -> Description:
     if header.architecture == "granite" and not header.metadata.flag(Keys.Rope.SCALING_FINETUNED, True):
         raise unsupported(header, "layers without rope")
     file = HeaderReader(header, family.settings)
-    if file.number(Keys.LLM.EXPERT_COUNT, 0):
+    if not family.experts and file.number(Keys.LLM.EXPERT_COUNT, 0):
         raise unsupported(header, "experts")
     hidden, layers = file.number(Keys.LLM.EMBEDDING_LENGTH), _decoder_layers(file)
     heads = file.number(Keys.Attention.HEAD_COUNT)
@@ -256,7 +265,7 @@ def describe(header: GGUFHeader) -> Description:
     rope_size = file.number(Keys.Rope.DIMENSION_COUNT, head_size)
     if rope_size % 2 or rope_size > head_size:
         raise damaged(header.path, f"rope turns {rope_size} of the {head_size} dimensions of a head")
-    _check(file, head_size, hidden, file.number(Keys.LLM.FEED_FORWARD_LENGTH))
+    _check(file, head_size, hidden, _feed_forward(file, family))
     ropes, layer_rope, magnitudes = _ropes(file, family, rope_size, local)
     numbers = _hyperparameters(file, family, head_size, rope_size, len(ropes), magnitudes)
     window = file.number(Keys.Attention.SLIDING_WINDOW, 0)
@@ -295,7 +304,7 @@ def _hyperparameters(
         query_heads=heads,
         key_heads=file.number(Keys.Attention.HEAD_COUNT_KV, heads),
         head_size=head_size,
-        feed_forward=file.number(Keys.LLM.FEED_FORWARD_LENGTH),
+        feed_forward=_feed_forward(file, family),
         context=context,
         rope_size=rope_size,
         rope_halves=family.halves,
@@ -305,6 +314,8 @@ def _hyperparameters(
         temperature_length=file.number(Keys.Rope.SCALING_ORIG_CTX_LEN, context) if growth else 0,
         gated_attention=family.gated,
         **delta_net(file, layers),
+        experts=file.number(Keys.LLM.EXPERT_COUNT) if family.experts else 0,
+        experts_used=file.number(Keys.LLM.EXPERT_USED_COUNT) if family.experts else 0,
         norm_epsilon=file.real(Keys.Attention.LAYERNORM_RMS_EPS),
         embedding_scale=file.real(Keys.LLM.EMBEDDING_SCALE, math.sqrt(hidden) if family.scaled else 1.0),
         attention_scale=file.real(Keys.Attention.SCALE, 1 / math.sqrt(width)),
@@ -322,6 +333,10 @@ def _decoder_layers(file: HeaderReader) -> int:
     if drafting >= blocks:
         raise damaged(file.header.path, f"{drafting} of its {blocks} layers are a draft head's")
     return blocks - drafting
+
+
+def _feed_forward(file: HeaderReader, family: Family) -> int:
+    return file.number(Keys.LLM.EXPERT_FEED_FORWARD_LENGTH if family.experts else Keys.LLM.FEED_FORWARD_LENGTH)
 
 
 def _check(file: HeaderReader, size: int, hidden: int, feed_forward: int) -> None:
@@ -369,6 +384,8 @@ def _layer_tensors(file: HeaderReader, family: Family, numbers: Hyperparameters)
         block = f"blk.{layer}."
         recurrent = is_recurrent(file, layer)
         places = dict.fromkeys(_ATTENTION if recurrent else (), ABSENT) | _fused(file, block, numbers, recurrent)
+        if family.experts:
+            places |= {name: file.place(block + whole, numbers.experts) for name, whole in _EXPERTS.items()}
         for name in LAYER_TENSORS:
             if name not in places:
                 key = block + (family.feed_forward_norm if name == _PRE_NORMS[1] else name)

@@ -25,7 +25,7 @@ from ...progress import StoppableProgress
 from ..memory import largest_weights, too_large
 from .architecture import Description, Hyperparameters
 
-VERSION = "12"
+VERSION = "13"
 """``DRAFTREE_VERSION`` of the header that this module was written to."""
 _FILES = {"darwin": "libdraftree.dylib", "win32": "draftree.dll"}
 LIBRARY = Path(__file__).parent / _FILES.get(sys.platform, "libdraftree.so")

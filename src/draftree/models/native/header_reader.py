@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from itertools import accumulate
 from typing import NamedTuple
@@ -102,12 +103,16 @@ class HeaderReader:
     def has(self, name: str) -> bool:
         return name in self._tensors
 
-    def place(self, name: str) -> Place:
+    def place(self, name: str, matrices: int = 0) -> Place:
         """Where a tensor lies, which counts as read then.
 
+        Args:
+            matrices: so many of the same shape are in it, and their rows are those of one; 0: it has two dimensions
+                at most.
+
         Raises:
-            ModelFileError: there is none.
-            NotNativeError: it has an unknown type, or more than two dimensions.
+            ModelFileError: there is none, or it has another number of matrices.
+            NotNativeError: it has an unknown type, or another number of dimensions.
         """
         tensor = self._tensors.get(name)
         if tensor is None:
@@ -116,9 +121,11 @@ class HeaderReader:
         if tensor.kind not in FORMATS:
             named = {each.value: each.name for each in Format}
             raise unsupported(self.header, f"the format {named.get(tensor.kind, tensor.kind)} of tensor {name}")
-        rows = tensor.shape[1] if len(tensor.shape) > 1 else 1
-        if not 1 <= len(tensor.shape) <= 2 or not tensor.shape[0] or not rows:
+        rows, dimensions = math.prod(tensor.shape[1:]), (3,) if matrices else (1, 2)
+        if len(tensor.shape) not in dimensions or not all(0 < size <= _LARGEST for size in (rows, tensor.shape[0])):
             raise unsupported(self.header, f"the shape {tensor.shape} of tensor {name}")
+        if matrices and tensor.shape[-1] != matrices:
+            raise damaged(self.header.path, f"tensor {name} has {tensor.shape[-1]} matrices, not {matrices}")
         return Place(self._begins[tensor.file] + tensor.begin, tensor.kind, rows, tensor.shape[0])
 
     def leave(self, prefix: str) -> None:

@@ -313,7 +313,8 @@ class NativeModel(NativeRows[NativeRow]):
         self.description, self.draft_layer = describe(header), header.draft_layer
         sizes = self.description.hyperparameters
         self.hidden_size, self.layers = sizes.hidden, sizes.layers
-        self.layer_sizes = LayerSizes(sizes.query_heads, sizes.key_heads, sizes.head_size, sizes.feed_forward)
+        wide = sizes.feed_forward * max(1, sizes.experts_used)
+        self.layer_sizes = LayerSizes(sizes.query_heads, sizes.key_heads, sizes.head_size, wide)
         self.tokenizer = read_vocabulary(header)
         self.loaded = _load(header, self.description, self.threads, tier or "")
         self.capabilities = _capabilities(
