@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -173,7 +174,7 @@ def test_a_round_ends_with_its_time(
         return unrolled(network, embeddings, batch, steps)
 
     monkeypatch.setattr(eagle_fit, "unrolled", slow)
-    monkeypatch.setattr(eagle_fit.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
 
     def rounds(fit: Fit, stop: int) -> None:
         for done in fit.run():
