@@ -21,7 +21,8 @@ from draftree.errors import ConfigError, DraftreeError
 from draftree.progress import err
 
 from ..quality.answers import FILE as SCORES
-from ..rivals import read, table
+from ..rival_jobs import read
+from ..rivals import FILE, table
 from . import confidence, dsbd, gunjur, hsddw, opt_tree, page
 from .plan import RUNS, Plan
 from .plots import check_plots
@@ -112,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             raise ConfigError(f"folder {docs} is not there: make it, or name another place")
         if args.measure:
             Plan(args.runs, args.pair, quick=args.quick, only=wanted).measure()
-        files = build(runs_of(args.runs), args.only, table(read(user_path(args.runs) / RIVALS)))
+        files = build(runs_of(args.runs), args.only, table(read(user_path(args.runs) / RIVALS / FILE)))
         if not args.only:
             for old in (docs / page.PAGES / FIGURES).glob("*.svg"):
                 old.unlink()
