@@ -28,7 +28,8 @@ from draftree.errors import ConfigError, DraftreeError
 from draftree.progress import err
 
 from ..quality.answers import FILE as SCORES
-from ..rivals import read, table
+from ..rival_jobs import read
+from ..rivals import FILE, table
 from . import confidence, dsbd, gunjur, hsddw, opt_tree, page
 from .plan import RUNS, Pair, Plan
 from .plots import check_plots
@@ -159,7 +160,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if args.measure:
             methods = split_names(args.methods)
             Plan(args.runs, pair_of(args), quick=args.quick, only=wanted, methods=methods).measure()
-        files = build(runs_of(args.runs), args.only, table(read(user_path(args.runs) / RIVALS)), docs)
+        files = build(runs_of(args.runs), args.only, table(read(user_path(args.runs) / RIVALS / FILE)), docs)
         if not args.only:
             for old in (docs / page.PAGES / FIGURES).glob("*.svg"):
                 old.unlink()

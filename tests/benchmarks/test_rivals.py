@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from benchmarks import rival_process
+from benchmarks.rival_jobs import read
 from benchmarks.rival_process import Clock, Job
-from benchmarks.rivals import FILE, HEADER, main, read, table
+from benchmarks.rivals import FILE, HEADER, main, table
 from draftree.bench.run import encode_turns
 from draftree.config import SamplingParams
 from draftree.engine.engine import Engine
@@ -41,10 +42,10 @@ def test_ours_decode_what_the_engine_decodes(rival: str, gguf: str) -> None:
     model = load(gguf, threads=1)
     ids = encode_turns(model, TEXTS[:1])
     (answer,) = Engine(model).generate([ids], SamplingParams(max_tokens=8))
-    _, decode = rival_process.bench(job(rival, gguf, {"p": ids}, gguf if "model" in rival else ""))
-    found = decode(ids, 8)
-    assert (found.text, found.tokens) == (answer.text, len(answer.token_ids))
-    assert found.decode_tokens == found.tokens - 1
+    _, decode = rival_process.draftree(job(rival, gguf, {"p": ids}, gguf if "model" in rival else ""))
+    (found,) = decode([ids], 8)
+    assert (found.text, found.ids) == (answer.text, answer.token_ids)
+    assert found.decode_tokens == len(found.ids) - 1
     assert 0 < found.decode_seconds < found.seconds
 
 
@@ -52,9 +53,9 @@ def test_ours_decode_what_the_engine_decodes(rival: str, gguf: str) -> None:
 def test_llama_cpp_counts_no_token_of_the_prompts_time(rival: str, gguf: str) -> None:
     ids = encode_turns(load(gguf, threads=1), TEXTS[:1])
     _, decode = rival_process.llama(job(rival, gguf, {"p": ids}, gguf if "model" in rival else ""))
-    one, more = decode(ids, 1), decode(ids, 8)
-    assert (one.tokens, one.decode_tokens) == (1, 0) and one.decode_seconds < one.seconds / 10
-    assert more.decode_tokens == more.tokens - 1 > 0
+    (one,), (more,) = decode([ids], 1), decode([ids], 8)
+    assert (len(one.ids), one.decode_tokens) == (1, 0) and one.decode_seconds < one.seconds / 10
+    assert more.decode_tokens == len(more.ids) - 1 > 0 and more.ids[:1] == one.ids
     assert 0 < more.decode_seconds < more.seconds
     assert more.text.startswith(one.text)
 
@@ -66,26 +67,32 @@ def test_the_first_tokens_are_the_prompts(monkeypatch: pytest.MonkeyPatch) -> No
     clock = Clock()
     clock.came(3)
     clock.came(2)
-    answer = clock.answer(5, "x")
+    answer = clock.answer([7, 8, 9, 7, 8], "x")
     assert (answer.seconds, answer.decode_tokens, answer.decode_seconds) == (7.0, 2, 4.0)
 
 
-def test_a_process_writes_all_but_the_warm_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    given, calls = replace(job("vllm", "", {"a": [7], "b": [8, 9]}), out=str(tmp_path / FILE)), list[Any]()
+@pytest.mark.parametrize(("requests", "groups"), [(1, [[[7]], [[8, 9]], [[3]]]), (2, [[[7], [8, 9]], [[3]]])])
+def test_a_process_writes_all_but_the_warm_up(
+    requests: int, groups: list[list[list[int]]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    prompts, calls = {"a": [7], "b": [8, 9], "c": [3]}, list[Any]()
+    given = replace(job("vllm", "", prompts), out=str(tmp_path / FILE), requests=requests)
 
-    def decode(ids: list[int], most: int) -> rival_process.Answer:
-        calls.append((ids, most))
-        return rival_process.Answer(len(ids), 2.0, 1, 1.0, "text")
+    def decode(prompts: list[list[int]], most: int) -> list[rival_process.Answer]:
+        calls.append((prompts, most))
+        return [rival_process.Answer(ids, 2.0, 1, 1.0, "text") for ids in prompts]
 
     monkeypatch.setattr(rival_process, "SYSTEMS", {"vllm": lambda job: ("1.2", decode)})
     monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(asdict(given))))
     rival_process.main()
-    assert [ids for ids, _ in calls] == [[5], [7], [8, 9]] and calls[1][1] == 8
-    assert [(row["prompt"], row["tokens"], row["version"]) for row in read(tmp_path)] == [
-        ("a", 1, "1.2"),
-        ("b", 2, "1.2"),
+    assert calls == [([[5]], 16), *((together, 8) for together in groups)]
+    rows = read(tmp_path / FILE)
+    assert [(row["prompt"], row["ids"], row["version"]) for row in rows] == [
+        ("a", [7], "1.2"),
+        ("b", [8, 9], "1.2"),
+        ("c", [3], "1.2"),
     ]
-    assert {row["rival"] for row in read(tmp_path)} == {"vllm"}
+    assert {row["rival"] for row in rows} == {"vllm"}
 
 
 def interpreter(folder: Path, program: str) -> str:
@@ -102,7 +109,7 @@ import json, os, sys
 job = json.load(sys.stdin)
 known = {**{name: job[name] for name in ("target", "prompts", "ends")}, "path": os.environ.get("PYTHONPATH")}
 for prompt, ids in list(job["prompts"].items())[:2]:
-    row = {**job["row"], "version": json.dumps(known), "prompt": prompt, "tokens": 3, "seconds": 2}
+    row = {**job["row"], "version": json.dumps(known), "prompt": prompt, "ids": [3], "seconds": 2}
     print(json.dumps({**row, "decode_tokens": 2, "decode_seconds": 1, "text": "x"}), file=open(job["out"], "a"))
 if len(job["prompts"]) > 2:
     sys.exit("begun\\nerror: Broken: no memory")
@@ -119,20 +126,20 @@ def test_a_command_goes_on_where_it_was_stopped(
     command = [str(tmp_path / "out"), "--target", gguf, "--suite", str(suite), "--max-tokens", "8"]
     command += ["--rivals", "openvino,vllm", "--openvino", interpreter(tmp_path, ANSWERS)]
     main(command)
-    first, failed, other = read(tmp_path / "out")[0], read(tmp_path / "out")[2], read(tmp_path / "out")[3]
+    first, _, failed, other = read(tmp_path / "out" / FILE)
     known, target = json.loads(first["version"]), load(gguf, threads=1)
     prompts = {str(i): encode_turns(target, [text]) for i, text in enumerate(TEXTS)}
     assert known == {"target": gguf, "prompts": prompts, "ends": sorted(target.capabilities.eos_ids), "path": None}
     assert failed["error"] == "Broken: no memory" and other["rival"] == "vllm" and "--vllm" in other["error"]
     assert "Broken: no memory" in capsys.readouterr().out
     main(command)
-    rows = [row for row in read(tmp_path / "out") if row["rival"] == "openvino" and "error" not in row]
+    rows = [row for row in read(tmp_path / "out" / FILE) if row["rival"] == "openvino" and "error" not in row]
     assert [row["prompt"] for row in rows] == ["0", "1", "2"]
     assert "Broken" not in capsys.readouterr().out
 
 
 def answer(rival: str, prompt: str, tokens: int, seconds: float, **more: Any) -> dict[str, Any]:
-    own = {"rival": rival, "version": "1", "prompt": prompt, "tokens": tokens + 1, "seconds": 9.0, "text": prompt}
+    own = {"rival": rival, "version": "1", "prompt": prompt, "ids": [1] * (tokens + 1), "seconds": 9.0, "text": prompt}
     return {**ROW, **own, "decode_tokens": tokens, "decode_seconds": seconds, **more}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
@@ -51,7 +51,13 @@ class TransformersPeer:
 
     def decode(self, prompt: list[int], params: SamplingParams) -> Turn:
         """Answer one prompt; passes of the target are counted, the prefill's too."""
-        ids = torch.tensor([prompt], device=self._model.device)
+        return self.decode_together([prompt], params)[0]
+
+    def decode_together(self, prompts: Sequence[list[int]], params: SamplingParams) -> list[Turn]:
+        """Answer prompts in one batch, the shorter ones filled up on the left; seconds are those of the batch."""
+        longest = max(map(len, prompts))
+        ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts], device=self._model.device)
+        mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
         sampling: dict[str, Any] = {"do_sample": params.temperature > 0}
         if params.temperature:
             sampling |= {name: getattr(params, name) for name in ("temperature", "top_k", "top_p")}
@@ -68,15 +74,27 @@ class TransformersPeer:
             began = time.perf_counter()
             output = self._generate(
                 ids,
-                attention_mask=torch.ones_like(ids),
+                attention_mask=mask.to(ids.device),
                 max_new_tokens=params.max_tokens,
                 **streaming,
                 **sampling,
                 **self._options,
             )
-            out = output[0, len(prompt) :].tolist()
+            made = output[:, longest:].tolist()
             ended = time.perf_counter()
         handle.remove()
         parts = Parts(ended - began, prefill=first.at - began if first.calls > 1 else None)
-        text = "" if self._tokenizer is None else str(self._tokenizer.decode(out, skip_special_tokens=True))
-        return Turn(len(prompt), out, text, None, parts, passes, first=first.count)
+        answers = [self._ended(answer) for answer in made]
+        return [
+            Turn(len(prompt), answer, self._text(answer), None, parts, passes, first=first.count // len(prompts))
+            for prompt, answer in zip(prompts, answers, strict=True)
+        ]
+
+    def _ended(self, ids: list[int]) -> list[int]:
+        """An answer up to the token that ends it: in a batch others go on."""
+        ends = self._model.generation_config.eos_token_id
+        known = set(ends if isinstance(ends, list) else [ends])
+        return ids[: next((i + 1 for i, token in enumerate(ids) if token in known), len(ids))]
+
+    def _text(self, ids: list[int]) -> str:
+        return "" if self._tokenizer is None else str(self._tokenizer.decode(ids, skip_special_tokens=True))

@@ -10,7 +10,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import cache, partial
@@ -23,16 +23,18 @@ import typer
 
 from ..artifacts import locked, own_folder, user_path
 from ..bench.contestants import Models
-from ..bench.entries import entries, split_names
+from ..bench.entries import Entry, entries, split_names
+from ..bench.exactness import HEADER, ExactnessCheck, has_threads, one_thread, ways
 from ..bench.results import CONFIG, RunFolder, folder_of, read_summary
-from ..bench.run import RunPlan, compare, decode, fitting, read_differences
-from ..bench.suites import STARTER, SUITES, choose, load_suite
-from ..bench.summary import READING, load_runs, overview, tabulate
+from ..bench.run import RunPlan, compare, decode, encode_turns, fitting, read_differences
+from ..bench.suites import STARTER, SUITES, Item, choose, load_suite
+from ..bench.summary import READING, load_runs, markdown, overview, tabulate
 from ..bench.summary import report as of_run
 from ..config import Checked, Count, NodeCount, SamplingParams, Seed, TopP, Whole, option
 from ..drafters.spec import DEFAULT_DRAFTER
-from ..errors import ConfigError
+from ..errors import ConfigError, RunError
 from ..models.cost_profile import processor
+from ..models.loading import ModelOptions
 from ..models.model_files import DEFAULT_MODEL
 from ..policies.methods import DEFAULT_METHOD
 from ..progress import err, out, progress_reporter
@@ -59,6 +61,15 @@ class BenchOptions(Checked):
     nodes: NodeCount | None = option("Node budget of methods that name none; each has its own by default.", metavar="N")
     candidates: str | None = option("Of methods that name none (see generate).", metavar="KIND")
     data: str | None = option("Folder of prompt sets; else DRAFTREE_DATA.", metavar="DIR")
+    check_exact: bool = option(
+        "Only count greedy answers that are not AR decoding's, with trees of several sizes, requests at once, and one "
+        "thread; exit code 1 where rounding does not explain one.",
+        False,
+    )
+
+
+_FULL = "opt-tree:delta=0.001"
+"""The method of ``--check-exact`` in place of auto, which may draft nothing: it fills its node budget."""
 
 
 @with_options
@@ -90,9 +101,16 @@ def bench(
         temperatures = [float(t) for t in options.temperature.removesuffix(",").split(",")]
     except ValueError:
         raise ConfigError(f"--temperature is {options.temperature!r}: use numbers with commas, such as 0,0.8") from None
-    drafters = split_names(options.drafters)
-    contestants = entries(split_names(options.methods), drafters, temperatures, options.nodes, options.candidates)
+    drafters, methods = split_names(options.drafters), split_names(options.methods)
+    if options.check_exact:
+        if out_folder is not None or options.nodes is not None:
+            raise ConfigError("--check-exact writes no folder and sets node budgets: leave out --out and --nodes")
+        methods = [_FULL if method == DEFAULT_METHOD else method for method in methods]
+    contestants = entries(methods, drafters, temperatures, options.nodes, options.candidates)
     chosen = choose(load_suite(suite, data=options.data), limit=options.limit)
+    if options.check_exact:
+        _check_exact(partial(Models, target), compute.options, contestants, chosen, options.max_tokens)
+        return
     items = [replace(item, turns=item.turns[: options.turns]) for item in chosen]
     config = {
         "suite": suite,
@@ -135,6 +153,33 @@ def bench(
         )
     out.print(overview(table))
     err.print(f"{folder.path}: 'draftree report {folder.path}' prints its tables")
+
+
+def _check_exact(
+    load: Callable[..., Models], options: ModelOptions, contestants: Sequence[Entry], items: Sequence[Item], most: int
+) -> None:
+    """Print how many answers to the items' first turns, of at most so many tokens, are not those of AR decoding.
+
+    Raises:
+        RunError: there are some that rounding does not explain.
+    """
+    drafting = contestants[1:]
+    if wrong := next((e.label for e in drafting if e.is_peer or e.beams or e.temperature), None):
+        raise ConfigError(f"--check-exact does not go with {wrong!r}: name methods that draft for greedy answers")
+    models = load(**options)
+    can, items = models.target.capabilities, fitting(models.target, items)
+    prompts = [encode_turns(models.target, item.turns[:1]) for item in items]
+    with progress_reporter("decoding", ways(drafting, can) * len(prompts)) as notify:
+        check = ExactnessCheck(prompts, most, notify)
+        findings = list(check.compare(models, drafting))
+        del models  # its memory may be that of the next one
+        if has_threads(can):
+            with one_thread(options, can) as changed:
+                findings.append(check.compare_ar(load(**changed).target))
+    out.print(markdown(HEADER, [finding.cells for finding in findings]))
+    out.print(f"\ndraft trees of {can.name} on {can.engine}: {can.trees or can.no_trees}")
+    if unexplained := sum(finding.unexplained for finding in findings):
+        raise RunError(f"{unexplained} answers differ from AR decoding's by more than rounding")
 
 
 def _files(names: Iterable[str]) -> dict[str, str]:
