@@ -33,9 +33,8 @@ from ..rivals import FILE, table
 from . import confidence, dsbd, gunjur, hsddw, opt_tree, page
 from .plan import RUNS, Pair, Plan
 from .plots import check_plots
-from .sections import FIGURES, Chapter, Runs, select, to_markdown, verdict_in
+from .sections import FIGURES, PAGE, Chapter, Runs, select, to_markdown, verdict_in
 
-PAGE = "results"
 RIVALS = "rivals"
 """Folder of what ``benchmarks.rivals`` measured, among the runs."""
 DIGESTS = f"{page.PAGES}/runs.jsonl"
@@ -59,7 +58,7 @@ def build(
     if only:
         runs = {name: runs[name] for name in runs if name in needed(only)}
     files = {DIGESTS: page.digests(runs)} if runs else {}
-    for chapter in select(CHAPTERS, _parts(only)) if only else CHAPTERS:
+    for chapter in select(CHAPTERS, only) if only else CHAPTERS:
         if (made := to_markdown(chapter, runs)) is not None:
             files[_file(chapter)] = made[0]
             files |= {f"{page.PAGES}/{FIGURES}/{name}.svg": svg for name, svg in made[1].items()}
@@ -67,10 +66,6 @@ def build(
         texts = [files.get(_file(chapter)) or _text(docs, _file(chapter)) for chapter in CHAPTERS]
         files["results.md"] = page.page(zip(CHAPTERS, map(verdict_in, texts), strict=True), runs, rivals)
     return files
-
-
-def _parts(only: Sequence[str]) -> list[str]:
-    return [name for name in only if name != PAGE]
 
 
 def _file(chapter: Chapter) -> str:
@@ -90,7 +85,7 @@ def merged(digests: str, newer: str) -> str:
 
 def needed(only: Sequence[str]) -> set[str]:
     """Names of the runs that the page, chapters, tables and figures are made from."""
-    own = {name for chapter in select(CHAPTERS, _parts(only)) for part in chapter.parts for name in part.runs}
+    own = {name for chapter in select(CHAPTERS, only) for part in chapter.parts for name in part.runs}
     return own | ({*page.RUNS} if PAGE in only else set())
 
 

@@ -126,14 +126,15 @@ class Chapter:
 
 
 def select(chapters: Sequence[Chapter], names: Sequence[str]) -> list[Chapter]:
-    """The chapters and parts of these names.
+    """The chapters and parts of these names; ``PAGE`` is none of them.
 
     Raises:
         UnknownNameError: there is no such paper, table or figure.
     """
+    known = [PAGE, *(name for chapter in chapters for name in chapter.names)]
     for name in names:
-        if not any(name in chapter.names for chapter in chapters):
-            raise unknown_name("paper, table or figure", name, [x for chapter in chapters for x in chapter.names])
+        if name not in known:
+            raise unknown_name("paper, table or figure", name, known)
     found = []
     for chapter in chapters:
         parts = [p for p in chapter.parts if {chapter.name, f"{chapter.name}/{p.name}"} & {*names}]
@@ -146,6 +147,8 @@ def of(runs: Runs, names: Sequence[str]) -> list[LoadedRun]:
     return [runs[name] for name in names if name in runs]
 
 
+PAGE = "results"
+"""The page of results, among the names of chapters."""
 FIGURES = "figures"
 """Folder of the figures, beside the chapters."""
 

@@ -148,7 +148,7 @@ def test_torch_has_one_thread_for_a_while() -> None:
     [
         ("--methods peer:hf-generate", "peer:hf-generate"),
         ("--methods beams:width=2", "beams:width=2"),
-        ("--temperature 0.5", "opt-tree"),
+        ("--temperature 0.5", "leave out --temperature"),
         ("--out runs/one", "--out"),
         ("--nodes 4", "--nodes"),
     ],

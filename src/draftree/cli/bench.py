@@ -164,7 +164,9 @@ def _check_exact(
         RunError: there are some that rounding does not explain.
     """
     drafting = contestants[1:]
-    if wrong := next((e.label for e in drafting if e.is_peer or e.beams or e.temperature), None):
+    if any(entry.temperature for entry in drafting):
+        raise ConfigError("--check-exact compares greedy answers: leave out --temperature")
+    if wrong := next((e.label for e in drafting if e.is_peer or e.beams), None):
         raise ConfigError(f"--check-exact does not go with {wrong!r}: name methods that draft for greedy answers")
     models = load(**options)
     can, items = models.target.capabilities, fitting(models.target, items)
