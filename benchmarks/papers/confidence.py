@@ -14,7 +14,7 @@ from draftree.bench.entries import Entry
 from draftree.bench.results import AnswerRecord
 from draftree.bench.summary import ALL, Interval, LoadedRun, number, ratio_text
 
-from ..c2t import Curve, Point, every_prompt, over_at_equal_mal, weighted
+from ..curves import Curve, Point, every_prompt, over_at_equal_mal, weighted
 from .plan import SAMPLES
 from .plots import line_style, plot
 from .sections import Chapter, Grid, Part, Runs, Section, Verdict, of

@@ -11,7 +11,6 @@ import torch
 
 from benchmarks.c2t import (
     Contestant,
-    Point,
     Timed,
     calibration,
     decoded,
@@ -21,8 +20,8 @@ from benchmarks.c2t import (
     of_mal,
     print_clock,
     report,
-    taken_at,
 )
+from benchmarks.curves import Point, taken_at
 from benchmarks.recorded import KnownText, record
 from draftree.errors import DraftreeWarning
 from draftree.papers.c2t import ClassifierTree
