@@ -358,8 +358,10 @@ class Plan:
         minutes = sum(run.minutes for run in missing) + sum(own for _, own in artifacts.values())
         minutes += sum(map(_MINUTES.__getitem__, thresholds))
         err.print(f"{len(missing)} of {len(self.runs)} runs to go, about {minutes:.0f} minutes")
-        if missing:
-            self._write_prompts(missing)
+        (self.folder / "made").mkdir(parents=True, exist_ok=True)
+        if artifacts or thresholds:
+            self._write_tasks()
+        self._write_suites(missing)
         for file, (command, own) in artifacts.items():
             err.print(f"making {file}, about {own:.0f} minutes")
             _call("draftree", command)
@@ -371,14 +373,17 @@ class Plan:
             if run.scored:
                 _call("benchmarks.quality", [str(self.folder / run.name), "--entropy"])
 
-    def _write_prompts(self, runs: Collection[PlannedRun]) -> None:
-        """Prompts that no suite has."""
+    def _write_tasks(self) -> None:
+        """Prompts that no suite has, for what is made."""
         made = self.folder / "made"
-        made.mkdir(parents=True, exist_ok=True)
         tasks = (data_folder() / "self_instruct" / "seed_tasks.jsonl").read_text().splitlines()
         instructions = [json.loads(task)["instruction"] for task in tasks]
         _write(made / TASKS, instructions)
         _write(made / PROMPTS, instructions[:_PROMPTS])
+
+    def _write_suites(self, runs: Collection[PlannedRun]) -> None:
+        """Suites of our own that runs decode."""
+        made = self.folder / "made"
         if any(run.suite == PROGRAMS for run in runs):
             rows = map(json.loads, (data_folder() / "mbpp" / "mbpp.jsonl").read_text().splitlines())
             asked = [_ASKED.format(row["text"]) for row in rows if row["task_id"] in MBPP_TESTS]

@@ -7,12 +7,13 @@ import json
 import re
 import shutil
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, astuple, replace
 from pathlib import Path
 
 import pytest
 
-from benchmarks.papers import agreement, dsbd, hsddw
+from benchmarks.papers import agreement, dsbd, hsddw, plan
 from benchmarks.papers.__main__ import CHAPTERS, DIGESTS, build, main, merged
 from benchmarks.papers.dsbd import Point, kind, one_cache, pareto
 from benchmarks.papers.gunjur import over, wasted
@@ -258,6 +259,19 @@ def test_a_run_makes_only_what_it_reads(tmp_path: Path) -> None:
         "small-coder": ({"sequoia-coder-4", "sequoia-coder-8", "c2t-coder"}, []),
         "confidence-smollm2": ({"c2t-coder"}, []),
     }
+
+
+@pytest.mark.parametrize(("name", "reads"), [("windows-coder", False), ("trees-coder", True)])
+def test_a_run_needs_no_prompts_that_it_does_not_read(
+    name: str, reads: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called = list[Sequence[str]]()
+    monkeypatch.setenv("DRAFTREE_DATA", str(tmp_path))
+    monkeypatch.setattr(plan, "_call", lambda module, arguments: called.append(arguments))
+    made = Plan(tmp_path / "runs", Pair("target.gguf", "draft.gguf"), quick=False, only=[name])
+    with pytest.raises(FileNotFoundError, match="seed_tasks") if reads else nullcontext():
+        made.measure()
+    assert len(called) == (not reads)
 
 
 def test_a_pair_and_methods_of_ones_own_take_part(tmp_path: Path) -> None:
