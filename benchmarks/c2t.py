@@ -38,7 +38,6 @@ from draftree.drafters.registry import load_drafter
 from draftree.engine.engine import Engine
 from draftree.engine.replay import Replay
 from draftree.engine.speculation import Speculation
-from draftree.errors import InputError
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.papers.c2t import DEFAULT, Classifier, ClassifierFile, ClassifierTree, Score, read_classifier
 from draftree.papers.opt_tree import OptTree
@@ -46,6 +45,7 @@ from draftree.policies.base import Frontier, GrowthPolicy
 from draftree.policies.best_paths import Eagle2Tree
 from draftree.policies.fixed import StaticTree
 
+from .commands import command_parser, one_line_errors
 from .curves import Curve, Point, every_prompt, over_at_equal_mal, weighted
 from .papers.plots import check_plots, line_style, plot
 from .recorded import DEPTH, KnownText, RecordedSource, Recording, add_options, recorded
@@ -345,9 +345,7 @@ def _tops(text: str) -> list[int | None]:
 
 def _parsed(argv: Sequence[str] | None) -> tuple[argparse.Namespace, dict[str, ClassifierFile], Recording]:
     """The options, the classifiers by their names, and the recorded texts."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.c2t", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser("benchmarks.c2t", __doc__)
     add_options(parser)
     parser.add_argument("--classifiers", default=DEFAULT, help="names or files, with commas")
     parser.add_argument("--beta-only", action="store_true", help="leave out scores' curves over the budget")
@@ -363,18 +361,16 @@ def _parsed(argv: Sequence[str] | None) -> tuple[argparse.Namespace, dict[str, C
         parser.error("use --repeats of at least 1, and --clock without --calibration")
     if args.plot and not (args.plot.suffix == ".svg" and args.plot.parent.is_dir()):
         parser.error(f"--plot {args.plot}: name a .svg file in a folder that exists")
-    try:
-        if args.plot:
-            check_plots()
-        files = {Path(name).stem: read_classifier(name) for name in args.classifiers.split(",")}
-        texts = recorded(args)
-    except InputError as error:
-        parser.error(str(error))
+    if args.plot:
+        check_plots()
+    files = {Path(name).stem: read_classifier(name) for name in args.classifiers.split(",")}
+    texts = recorded(args)
     for file in files.values():
         check_made_for(file.made_for, provenance(texts.target, texts.source, texts.source.name))
     return args, files, texts
 
 
+@one_line_errors()
 def main(argv: Sequence[str] | None = None) -> None:
     args, files, found = _parsed(argv)
     if args.calibration:

@@ -8,7 +8,6 @@ function among them; GSM8K's training questions as they are, and as programs; Do
 
 from __future__ import annotations
 
-import argparse
 import ast
 import json
 import random
@@ -17,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from draftree.bench.suites import data_folder
+
+from .commands import command_parser, one_line_errors
 
 MBPP_TRAINS = range(601, 975)
 """Numbers of MBPP's training tasks."""
@@ -57,8 +58,9 @@ def write(path: Path, prompts: Iterable[str]) -> None:
     path.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts), encoding="utf-8")
 
 
+@one_line_errors()
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_parser("benchmarks.coder_prompts", __doc__)
     parser.add_argument("out", type=Path)
     out = parser.parse_args().out
     data = data_folder()

@@ -27,6 +27,7 @@ import httpx2 as httpx
 
 from draftree.models.model_files import DEFAULT_MODEL
 
+from .commands import command_parser, one_line_errors
 from .server_load import served
 
 FORMATS = ("openai-chat", "open-responses")
@@ -78,9 +79,10 @@ def commands(args: argparse.Namespace, url: str, folder: Path) -> list[list[str]
     return [[f"{args.programs}/schemathesis", "run", str(document), *own]]
 
 
+@one_line_errors()
 def main() -> None:
     """Start a server and let it be judged."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_parser("benchmarks.conformance", __doc__)
     parser.add_argument("what", choices=("comply", "langchain", "fuzz"))
     parser.add_argument("--programs", type=Path, default=Path(sys.executable).parent)
     parser.add_argument("--examples", type=int, default=50)

@@ -10,7 +10,6 @@ meanwhile. Models: one that fits the caches and one that does not; torch and bas
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +24,8 @@ from draftree.models.loading import load
 from draftree.models.model_files import DEFAULT_MODEL, gguf_path
 from draftree.models.native.binding import tiers
 from draftree.models.native.native_model import NativeModel
+
+from .commands import command_parser, one_line_errors
 
 SIZES, CONTEXTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32), (64, 900)
 OVERLAPS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -100,9 +101,10 @@ def shown(tier: str, table: CostTable, measured: Sequence[Measured]) -> str:
     return f"{tier}: {table}\n  error {middle:.0f}%, at most {100 * errors[worst]:.0f}% ({where})"
 
 
+@one_line_errors()
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print and write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_parser("benchmarks.cost_tables", __doc__)
     parser.add_argument("--tiers", default=",".join([*tiers(), "llama.cpp", "torch"]))
     parser.add_argument("--models", default=DEFAULT_MODEL)
     parser.add_argument("--repeats", type=int, default=30)

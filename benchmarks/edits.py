@@ -26,10 +26,11 @@ from draftree.bench.summary import markdown
 from draftree.config import SamplingParams
 from draftree.engine.engine import Engine
 from draftree.engine.speculation import SpeculationParams
-from draftree.errors import DraftreeError
 from draftree.models.loading import load
 from draftree.models.model_files import DEFAULT_MODEL
 from draftree.text.encoding import user
+
+from .commands import command_parser, one_line_errors
 
 _LONGEST = 900
 """Characters of a text, so that its copy fits a short answer."""
@@ -124,9 +125,10 @@ def predicted(args: argparse.Namespace) -> None:
     print(markdown(["edits", "decoded by", "tokens/s after the prefill", "over AR", "MAL"], rows))
 
 
+@one_line_errors()
 def main() -> None:
     """Do what is asked."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_parser("benchmarks.edits", __doc__)
     what = parser.add_subparsers(required=True)
     writes = what.add_parser("suite")
     writes.add_argument("out", type=Path)
@@ -142,10 +144,7 @@ def main() -> None:
     decodes.add_argument("--tokens", type=int, default=256)
     decodes.set_defaults(run=predicted)
     args = parser.parse_args()
-    try:
-        args.run(args)
-    except DraftreeError as error:
-        sys.exit(f"error: {error}")
+    args.run(args)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,8 @@ from draftree.errors import UnknownNameError
 from draftree.models.cpu_threads import default_threads
 from draftree.models.native.binding import tiers
 
-from .rival_jobs import DRAFTS, Row, Variant, command_line, errors_in_a_line, rows_of, system
+from .commands import one_line_errors
+from .rival_jobs import DRAFTS, Row, Variant, command_line, rows_of, system
 
 LOOKUPS = {
     "draftree": "-prompt-lookup",
@@ -103,17 +104,17 @@ def chosen(names: str | None) -> list[str]:
     return found
 
 
+@one_line_errors(resumable=True)
 def main(argv: Sequence[str] | None = None) -> None:
     """Decode what is missing, and print the tables."""
     parser = command_line("benchmarks.exactness", __doc__, limit=100, max_tokens=96)
     parser.add_argument("--systems", metavar="NAME,...", help=f"of {', '.join(LOOKUPS)}; all by default")
     parser.add_argument("--tiers", metavar="NAME,...", help="instruction sets; all by default, of which base is slow")
     args = parser.parse_args(argv)
-    with errors_in_a_line():
-        sets = tiers()[-2::-1] if args.tiers is None else args.tiers.split(",")
-        asked = [v for name in chosen(args.systems) for v in variants(name, bool(args.draft), default_threads(), sets)]
-        for title, cells in tables(rows_of(args, FILE, asked)).items():
-            print(f"{title}; first other token: median, and the least in brackets\n\n{markdown(HEADER, cells)}\n")
+    sets = tiers()[-2::-1] if args.tiers is None else args.tiers.split(",")
+    asked = [v for name in chosen(args.systems) for v in variants(name, bool(args.draft), default_threads(), sets)]
+    for title, cells in tables(rows_of(args, FILE, asked)).items():
+        print(f"{title}; first other token: median, and the least in brackets\n\n{markdown(HEADER, cells)}\n")
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ import transformers
 from draftree.artifacts import make_folder, write_whole
 from draftree.models.model_files import DEFAULT_MODEL
 
+from .commands import command_parser, one_line_errors
 from .gpu_parts import SHAPES, TINY, Options, attention, compiled, exactness, kernels, passes, shape
 
 BATCHES = (1, 8, 32)
@@ -120,11 +121,10 @@ def report(out: Path, device: str) -> None:
     write_whole(out / "report.md", "".join(sections))
 
 
+@one_line_errors()
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure, print and keep."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser("benchmarks.gpu", __doc__)
     parser.add_argument("out", type=Path, metavar="OUT")
     parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--target", default=DEFAULT_MODEL)

@@ -10,7 +10,6 @@ over those of AR decoding's passes.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
@@ -21,10 +20,11 @@ from draftree.bench.summary import markdown
 from draftree.config import SamplingParams
 from draftree.engine.engine import Engine
 from draftree.engine.speculation import SpeculationParams
-from draftree.errors import DraftreeError
 from draftree.models.loading import load
 from draftree.sampling.grammar import Grammar
 from draftree.text.encoding import user
+
+from .commands import command_parser, one_line_errors
 
 TEXT, COUNT = {"type": "string", "maxLength": 40}, {"type": "integer", "minimum": 0, "maximum": 999}
 
@@ -74,23 +74,19 @@ def _forced(grammar: Grammar, ids: list[int]) -> tuple[int, int, float]:
     return places, right, seconds
 
 
+@one_line_errors()
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.grammars", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser("benchmarks.grammars", __doc__)
     parser.add_argument("target")
     parser.add_argument("--drafters", default="lookup,auto", help="with commas")
     parser.add_argument("--method", default="auto")
     parser.add_argument("--answers", type=int, default=3, help="to each of the schemas, sampled")
     args = parser.parse_args()
-    try:
-        target = load(args.target)
-        engines = {"AR": Engine(target)}
-        for drafter in args.drafters.split(","):
-            engines[drafter] = Engine(target, SpeculationParams(drafter=drafter, method=args.method))
-    except DraftreeError as error:
-        sys.exit(f"error: {error}")
+    target = load(args.target)
+    engines = {"AR": Engine(target)}
+    for drafter in args.drafters.split(","):
+        engines[drafter] = Engine(target, SpeculationParams(drafter=drafter, method=args.method))
     seconds, steps, tokens = defaultdict[str, float](float), defaultdict[str, int](int), 0
     places, right, masks, verify = 0, 0, 0.0, 0.0
     for number, (what, schema) in enumerate(SCHEMAS.items()):

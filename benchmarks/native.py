@@ -16,7 +16,6 @@ over the first tokens of a text, and how often the most probable token is the sa
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import os
 import statistics
@@ -39,6 +38,7 @@ from draftree.models.native.native_model import NativeModel
 from draftree.request import Stats
 
 from . import native_large
+from .commands import command_parser, one_line_errors
 from .native_passes import chains, pass_seconds, text, timed
 from .native_shapes import SHAPES
 
@@ -217,8 +217,9 @@ def quality(name: str, words: str) -> Iterator[Line]:
         yield Line(f"{label}, {len(ids)} tokens", f"KL {divergence:.5f}, most probable token the same {same:.1%}")
 
 
+@one_line_errors()
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_parser("benchmarks.native", __doc__)
     parser.add_argument("--models", default=DEFAULT_MODEL)
     parser.add_argument("--tiers", default=tiers()[-1], help=f"of {', '.join(tiers())}")
     parser.add_argument("--passes", type=int, default=25)

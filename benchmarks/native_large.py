@@ -14,7 +14,6 @@ of its layers.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -38,6 +37,7 @@ from draftree.models.memory import free_memory
 from draftree.models.native.native_model import NativeModel
 from draftree.progress import progress_reporter
 
+from .commands import command_parser, one_line_errors
 from .native_passes import chains, pass_seconds, timed
 from .native_shapes import SHAPES, Shape, write
 
@@ -246,9 +246,10 @@ def _shown(seconds: dict[str, float]) -> str:
     return ", ".join(f"{1e3 * each:.1f}" for each in seconds.values())
 
 
+@one_line_errors()
 def main() -> None:
     """One part, in a process of its own: its figures as JSON."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = command_parser("benchmarks.native_large", __doc__)
     parser.add_argument("what", choices=("load", "passes"))
     parser.add_argument("engine", choices=ENGINES)
     parser.add_argument("file", type=Path)

@@ -34,13 +34,14 @@ from draftree.drafters.spec import NONE
 from draftree.engine.engine import Engine
 from draftree.engine.scheduler import SchedulerParams
 from draftree.engine.speculation import SpeculationParams
-from draftree.errors import ConfigError, DraftreeError, UnknownNameError
+from draftree.errors import ConfigError, UnknownNameError
 from draftree.models.base import LanguageModel
 from draftree.models.loading import load
 from draftree.models.model_files import DEFAULT_MODEL
 from draftree.progress import err, progress_reporter
 
 from . import edits
+from .commands import command_parser, one_line_errors
 
 LEAST = 0.98
 """No cell's interval may end below it on both sets of prompts."""
@@ -267,13 +268,10 @@ def numbers(args: argparse.Namespace, name: str, read: Callable[[str], Number], 
     return found
 
 
+@one_line_errors(resumable=True)
 def main(argv: Sequence[str] | None = None) -> None:
     """Decode what is missing, print the table, and end with 1 where a cell is slower."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.never_slower",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_parser("benchmarks.never_slower", __doc__)
     parser.add_argument("out", metavar="OUT.jsonl", help="file of the lines")
     parser.add_argument("--target", default=DEFAULT_MODEL)
     parser.add_argument("--drafters", help=f"{', '.join(DRAFTERS)} by default, but none that is the target")
@@ -283,28 +281,23 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--limit", default="20", help="pairs of a cell, at most: as far as there are prompts")
     parser.add_argument("--tokens", default="128", help="of an answer, at most")
     args = parser.parse_args(argv)
-    try:
-        own = [name for name in DRAFTERS if args.target not in name.split("+")]
-        drafters = split_names(args.drafters) if args.drafters else own
-        kinds = split_names(args.kinds)
-        for kind in kinds:
-            if kind not in KINDS:
-                raise UnknownNameError(f"no kind of text {kind!r}: choose from {', '.join(KINDS)}")
-        temperatures, sizes = numbers(args, "temperatures", float, 0.0), numbers(args, "requests", int, 1)
-        (limit,), (tokens,) = numbers(args, "limit", int, 2), numbers(args, "tokens", int, 1)
-        path = file_path(args.out, "the file")
-        items, target = {kind: choose(KINDS[kind]()) for kind in kinds}, load(args.target)
-        for drafter in drafters:  # one that cannot be loaded is found before anything is decoded
-            Engine(target, SpeculationParams(drafter=drafter))
-        prompts = {kind: fitting(target, found, tokens) for kind, found in items.items()}
-        cells = [Cell(*each) for each in product(drafters, temperatures, kinds, sizes)]
-        with locked(path, "the file", folder=False):
-            pairs = Pairs(path, args.target, tokens)
-            rows = compare(cells, prompts, pairs, decoder(target, tokens), limit)
-    except (DraftreeError, OSError) as error:
-        sys.exit(f"error: {error}")
-    except KeyboardInterrupt:
-        sys.exit("interrupted: the same command goes on from there")
+    own = [name for name in DRAFTERS if args.target not in name.split("+")]
+    drafters = split_names(args.drafters) if args.drafters else own
+    kinds = split_names(args.kinds)
+    for kind in kinds:
+        if kind not in KINDS:
+            raise UnknownNameError(f"no kind of text {kind!r}: choose from {', '.join(KINDS)}")
+    temperatures, sizes = numbers(args, "temperatures", float, 0.0), numbers(args, "requests", int, 1)
+    (limit,), (tokens,) = numbers(args, "limit", int, 2), numbers(args, "tokens", int, 1)
+    path = file_path(args.out, "the file")
+    items, target = {kind: choose(KINDS[kind]()) for kind in kinds}, load(args.target)
+    for drafter in drafters:  # one that cannot be loaded is found before anything is decoded
+        Engine(target, SpeculationParams(drafter=drafter))
+    prompts = {kind: fitting(target, found, tokens) for kind, found in items.items()}
+    cells = [Cell(*each) for each in product(drafters, temperatures, kinds, sizes)]
+    with locked(path, "the file", folder=False):
+        pairs = Pairs(path, args.target, tokens)
+        rows = compare(cells, prompts, pairs, decoder(target, tokens), limit)
     print(markdown(HEADER, rows))
     if slower := sum(bool(each[-1]) for each in rows):
         sys.exit(f"{slower} of {len(rows)} are slower than {LEAST} of AR decoding on both sets of prompts")

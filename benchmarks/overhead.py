@@ -9,7 +9,6 @@ function after it is what costs.
 
 from __future__ import annotations
 
-import argparse
 import random
 import statistics
 import sys
@@ -31,6 +30,8 @@ from draftree.models.model_files import DEFAULT_MODEL
 from draftree.sampling.warping import Warping, stream_key
 from draftree.text.encoding import user
 
+from .commands import command_parser, one_line_errors
+
 TEXT = "Repeat this list of words: red, green, blue, red, green, blue, red, green, blue, red, green, blue, red."
 CASES = {
     "AR decoding": SpeculationParams(drafter="none"),
@@ -42,11 +43,10 @@ CASES = {
 PACKAGE = Path(draftree.__file__).parent
 
 
+@one_line_errors()
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.overhead", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser("benchmarks.overhead", __doc__)
     parser.add_argument("--target", default=DEFAULT_MODEL)
     parser.add_argument("--steps", type=int, default=100, help="that are measured")
     parser.add_argument("--files", action="store_true", help="name the files of a step")
@@ -77,6 +77,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _decoding(engine: Engine) -> Handle:
     handle = engine.submit(user(TEXT), SamplingParams(ignore_eos=True))
     while handle.request.stats.steps < 20:
+        if handle.done:
+            handle.result()  # raises what ended it
         engine.advance()
     return handle
 

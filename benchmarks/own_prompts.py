@@ -10,7 +10,6 @@ are asked for the same tokens. OUT keeps the responses: the same command goes on
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -33,6 +32,7 @@ from draftree.train.head_data import HeadData
 from draftree.train.responses import PROMPTS, DataRecipe, Response, digest, encoded, read_prompts, shuffled
 
 from .coder_prompts import MBPP_TRAINS, read
+from .commands import command_parser, one_line_errors
 
 _JSON = 'Give this text as JSON with the keys "title", "people", "places", "years" and "summary", and nothing else:\n\n'
 _LONGEST_TEXT = 900
@@ -71,8 +71,9 @@ def responses(target: FeatureModel, prompts: list[str], folder: Path, held_out: 
     return [[r for r in part if r.gained > 1] for part in data.split(held_out)]
 
 
+@one_line_errors(resumable=True)
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_parser("benchmarks.own_prompts", __doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--target", required=True)
     parser.add_argument("--prompts", type=int, default=300)

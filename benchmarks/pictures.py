@@ -10,7 +10,6 @@ not learned before the first step, ``auto`` reckons with the cost table of one t
 
 from __future__ import annotations
 
-import argparse
 import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -31,6 +30,8 @@ from draftree.policies.fixed import RankTree, best_tree
 from draftree.policies.methods import METHODS
 from draftree.request import Generation
 from draftree.text.encoding import Conversation
+
+from .commands import command_parser, one_line_errors
 
 QUESTION = "List five rivers of Europe, one a line, then the same list again."
 RIVERS = "1. Danube River\n2. Rhine River\n3. Nile River\n4. Amazon River\n5. Danube River\n\n"
@@ -95,9 +96,10 @@ def pictures(methods: Iterable[str]) -> Iterator[tuple[str, str]]:
         browser.close()
 
 
+@one_line_errors()
 def main() -> None:
     """Save them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_parser("benchmarks.pictures", __doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--methods", default=",".join(METHODS))
     args = parser.parse_args()

@@ -17,7 +17,6 @@ batch of B the prompts are taken B by B. Answers that differ from AR decoding's 
 
 from __future__ import annotations
 
-import argparse
 import os
 import tempfile
 from collections.abc import Sequence
@@ -36,11 +35,12 @@ from draftree.drafters.grow import TreeDrafter
 from draftree.engine.engine import Engine
 from draftree.engine.scheduler import SchedulerParams
 from draftree.engine.speculation import Observer, Speculation
-from draftree.errors import InputError
 from draftree.models.cost_profile import PROFILES, SHORT, Identity, Profile, load_profile, measure_and_keep, processor
 from draftree.models.model_files import DEFAULT_MODEL, gguf_path
 from draftree.models.native.native_model import NativeModel
 from draftree.request import Outcome, StepCost
+
+from .commands import command_parser, one_line_errors
 
 METHODS = ("auto", *(f"chain:depth={depth}" for depth in (1, 2, 4)), *(f"opt-tree:nodes={n}" for n in (4, 6, 8, 16)))
 
@@ -187,11 +187,10 @@ def by_category(runs: dict[str, list[Run]], groups: Sequence[Sequence[Item]], ar
     return markdown(["method", *categories], lines)
 
 
+@one_line_errors()
 def main(argv: Sequence[str] | None = None) -> None:
     """Replay and print."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.replay", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser("benchmarks.replay", __doc__)
     parser.add_argument("--target", default=DEFAULT_MODEL)
     parser.add_argument("--methods", default=",".join(METHODS), help="as draftree bench takes them")
     parser.add_argument("--drafters", default="lookup", help="with commas")
@@ -205,22 +204,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--batch", type=int, default=1, help="prompts that are decoded together")
     parser.add_argument("--categories", action="store_true", help="print speeds by category too")
     args = parser.parse_args(argv)
-    try:
-        contestants = entries(split_names(args.methods), split_names(args.drafters), [args.temperature])
-        items = [item for suite in args.suites.split(",") for item in choose(load_suite(suite), limit=args.limit)]
-        models = Models(args.target)
-        if args.tier:
-            models.target = NativeModel(gguf_path(args.target) or args.target, name=args.target, tier=args.tier)
-        if args.profile:
-            profile = replace(PROFILES.read(Path(args.profile)), identity=Identity.of(models.target))
-            os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp()  # the method auto finds it there
-            profile.save()
-        else:
-            profile = load_profile(models.target) or measure_and_keep(models.target, SHORT)
-        clock = Clock(profile, None if args.draft_ms is None else args.draft_ms / 1e3)
-        made = {e.label: Contestant(e, models, clock, args.batch) for e in contestants}
-    except (InputError, FileNotFoundError) as error:
-        parser.error(str(error))
+    contestants = entries(split_names(args.methods), split_names(args.drafters), [args.temperature])
+    items = [item for suite in args.suites.split(",") for item in choose(load_suite(suite), limit=args.limit)]
+    models = Models(args.target)
+    if args.tier:
+        models.target = NativeModel(gguf_path(args.target) or args.target, name=args.target, tier=args.tier)
+    if args.profile:
+        profile = replace(PROFILES.read(Path(args.profile)), identity=Identity.of(models.target))
+        os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp()  # the method auto finds it there
+        profile.save()
+    else:
+        profile = load_profile(models.target) or measure_and_keep(models.target, SHORT)
+    clock = Clock(profile, None if args.draft_ms is None else args.draft_ms / 1e3)
+    made = {e.label: Contestant(e, models, clock, args.batch) for e in contestants}
     can, groups = models.target.capabilities, [items[i : i + args.batch] for i in range(0, len(items), args.batch)]
     print(
         f"{can.name}, {can.engine}, {can.tier}, {can.threads} threads, {processor()}; {args.profile or 'its profile'}"

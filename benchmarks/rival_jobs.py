@@ -10,9 +10,8 @@ import os
 import shutil
 import subprocess
 import sys
-from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from typing import Any
 from draftree.artifacts import locked, make_folder, read_lines, user_path
 from draftree.bench.run import encode_turns, fitting
 from draftree.bench.suites import choose, load_suite
+from draftree.cli.bench import commit, machine
 from draftree.errors import ConfigError, DraftreeError, first_line
 from draftree.models.cpu_threads import default_threads
 from draftree.models.loading import load
@@ -27,14 +27,15 @@ from draftree.models.model_files import gguf_path
 from draftree.progress import err
 
 from . import rival_process
+from .commands import command_parser
 from .rival_process import FAILED, Job
 
 DRAFTS = "-draft-model"
 """Ends the name of a rival that drafts by a model."""
 _LONGEST_REASON = 200
 Row = dict[str, Any]
-"""A line: model, suite, max_tokens, rival, draft ("": none), and a variant's labels; of an answer also version, prompt
-and ``Answer``'s fields; of a process that gave up "error"."""
+"""A line: model, suite, max_tokens, rival, draft ("": none), a variant's labels, machine and commit; of an answer also
+version, prompt and ``Answer``'s fields; of a process that gave up "error"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +118,7 @@ class Measurement:
             done = {had.get("prompt") for had in read(self._file) if row.items() <= had.items()}
             if left := {prompt: ids for prompt, ids in prompts.items() if prompt not in done}:
                 err.print(f"{variant}: {len(left)} prompts", markup=False)
+                row |= {"machine": "{processor}, {cores} cores".format(**machine()), "commit": commit()}
                 job = Job(variant.rival, "", "", default_threads(), max_tokens, ends, left, warm, row, str(self._file))
                 if why := self._run(replace(job, **variant.changes), drafting):
                     err.print(f"  {why}", markup=False)
@@ -190,7 +192,7 @@ def _environment(python: str, threads: int) -> dict[str, str]:
 
 def command_line(name: str, description: str | None, limit: int, max_tokens: int) -> ArgumentParser:
     """What commands that run jobs have in common."""
-    parser = ArgumentParser(f"python -m {name}", description=description, formatter_class=RawDescriptionHelpFormatter)
+    parser = command_parser(name, description)
     parser.add_argument("out", metavar="OUT", help="folder of the lines")
     parser.add_argument("--target", default="smollm2", metavar="FILE")
     parser.add_argument("--draft", default="", metavar="FILE", help="draft model")
@@ -213,14 +215,3 @@ def rows_of(args: Namespace, name: str, variants: Iterable[Variant]) -> list[Row
             measurement = Measurement(file, args.target, args.draft, pythons)
             measurement.decode(args.suite, args.limit, args.max_tokens, variants)
     return read(file)
-
-
-@contextmanager
-def errors_in_a_line() -> Iterator[None]:
-    """Ends the process with a line where a command fails or is interrupted."""
-    try:
-        yield
-    except (DraftreeError, OSError) as error:
-        sys.exit(f"error: {error}")
-    except KeyboardInterrupt:
-        sys.exit("interrupted: the same command goes on from there")

@@ -19,7 +19,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from draftree.bench.summary import markdown, ratio
 from draftree.errors import ConfigError, UnknownNameError
 
-from .rival_jobs import DRAFTS, Row, Variant, command_line, errors_in_a_line, rows_of, system
+from .commands import one_line_errors
+from .rival_jobs import DRAFTS, Row, Variant, command_line, rows_of, system
 
 AR, BASE = "draftree-ar", "llama.cpp"
 _NGRAMS = ("simple", "map-k", "map-k4v", "mod", "cache")
@@ -101,16 +102,16 @@ def chosen(names: str | None, draft: str) -> list[str]:
     return found
 
 
+@one_line_errors(resumable=True)
 def main(argv: Sequence[str] | None = None) -> None:
     """Decode what is missing, and print the table."""
     parser = command_line("benchmarks.rivals", __doc__, limit=20, max_tokens=64)
     parser.add_argument("--rivals", metavar="NAME,...", help=f"of {', '.join(RIVALS)}; all by default")
     parser.add_argument("--rounds", type=int, default=1)
     args = parser.parse_args(argv)
-    with errors_in_a_line():
-        rivals = chosen(args.rivals, args.draft)
-        variants = [Variant(rival, {"round": number}) for number in range(args.rounds) for rival in rivals]
-        print(markdown(HEADER, table(rows_of(args, FILE, variants))))
+    rivals = chosen(args.rivals, args.draft)
+    variants = [Variant(rival, {"round": number}) for number in range(args.rounds) for rival in rivals]
+    print(markdown(HEADER, table(rows_of(args, FILE, variants))))
 
 
 if __name__ == "__main__":

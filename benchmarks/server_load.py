@@ -35,6 +35,7 @@ import psutil  # type: ignore[import-untyped]
 
 from draftree.models.model_files import DEFAULT_MODEL
 
+from .commands import command_parser, one_line_errors
 from .load_requests import Asked, made
 
 _WARM = 120.0
@@ -201,9 +202,10 @@ async def figure(client: httpx.AsyncClient, name: str) -> float:
     return sum(float(line.split()[-1]) for line in page.splitlines() if line.startswith(name))
 
 
+@one_line_errors()
 def main() -> None:
     """Load a server, and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_parser("benchmarks.server_load", __doc__)
     what = {f.__name__: f for f in (texts, soak)}
     parser.add_argument("what", choices=what)
     parser.add_argument("--target", default=DEFAULT_MODEL)

@@ -48,6 +48,7 @@ from draftree.models.loading import load
 from draftree.models.model_files import DEFAULT_MODEL, gguf_path
 from draftree.text.encoding import user
 
+from .commands import command_parser, one_line_errors
 from .raw_client import Answer, RawClient, raw_client
 from .server_load import served
 
@@ -301,9 +302,10 @@ def batch(args: argparse.Namespace) -> bool:
     return len(answers[1]) == len(questions) and not differ
 
 
+@one_line_errors()
 def main() -> None:
     """Measure, and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_parser("benchmarks.server_speed", __doc__)
     what = {f.__name__: f for f in (overhead, llama, batch)}
     parser.add_argument("what", choices=what)
     parser.add_argument("--target", default=DEFAULT_MODEL)

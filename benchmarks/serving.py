@@ -47,6 +47,8 @@ from draftree.models.model_files import DEFAULT_MODEL
 from draftree.request import Outcome, Request
 from draftree.text.encoding import encode, user
 
+from .commands import command_parser, one_line_errors
+
 OPTIONS = ("backend", "device", "dtype", "runner")
 """Of loading the target."""
 _WHOLE = 1_000_000
@@ -323,9 +325,10 @@ def thread(args: argparse.Namespace) -> None:
         print(f"thread: {place}: {found[-1]:.2f} ms a pass")
 
 
+@one_line_errors()
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_parser("benchmarks.serving", __doc__)
     what: dict[str, Callable[[argparse.Namespace], None]] = {
         f.__name__: f for f in (gaps, chat, throughput, overhead, storm, mixed, thread)
     }

@@ -7,7 +7,6 @@ is left out. Beside it the milliseconds of a token by AR decoding: a pass over a
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -27,6 +26,8 @@ from draftree.models.native.binding import LoadedModel
 from draftree.models.native.native_model import NativeModel, NativeScores
 from draftree.models.translated import TranslatedModel, TranslatedScores
 from draftree.text.encoding import user
+
+from .commands import command_parser, one_line_errors
 
 QUESTIONS = (
     "Why is the sky blue?",
@@ -82,11 +83,10 @@ class Account:
         return counted
 
 
+@one_line_errors()
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.step_account", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = command_parser("benchmarks.step_account", __doc__)
     parser.add_argument("--target", default=DEFAULT_MODEL, help="a GGUF file on the native engine")
     parser.add_argument("--drafter", default=DEFAULT_MODEL)
     parser.add_argument("--nodes", type=int, default=4)

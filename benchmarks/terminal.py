@@ -8,7 +8,6 @@ method measures no costs; seconds are those of this machine.
 
 from __future__ import annotations
 
-import argparse
 import io
 import os
 import shlex
@@ -19,6 +18,8 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
+
+from .commands import command_parser, one_line_errors
 
 COMMANDS = (
     'draftree generate "Name the capital of France." --method eagle2 --nodes 6 --show-trees',
@@ -66,9 +67,10 @@ def picture(commands: Sequence[str]) -> str:
     return console.export_svg(title="draftree", code_format=_FORMAT, unique_id="terminal")
 
 
+@one_line_errors()
 def main() -> None:
     """Save it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_parser("benchmarks.terminal", __doc__)
     parser.add_argument("out", type=Path)
     args = parser.parse_args()
     text = picture(COMMANDS)

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,9 +23,10 @@ from draftree.artifacts import user_path, write_whole
 from draftree.bench.entries import split_names
 from draftree.bench.results import CONFIG
 from draftree.bench.summary import LoadedRun, load_runs
-from draftree.errors import ConfigError, DraftreeError
+from draftree.errors import ConfigError
 from draftree.progress import err
 
+from ..commands import command_parser, one_line_errors
 from ..quality.answers import FILE as SCORES
 from ..rival_jobs import read
 from ..rivals import FILE, table
@@ -129,11 +129,10 @@ def pair_of(args: argparse.Namespace) -> Pair | None:
     return Pair.of_user(args.target, args.draft)
 
 
+@one_line_errors(resumable=True)
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure and write."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.papers", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser("benchmarks.papers", __doc__)
     parser.add_argument("runs", metavar="RUNS", help="folder of the runs")
     parser.add_argument("--measure", action="store_true", help="decode what is missing first")
     parser.add_argument(
@@ -146,28 +145,23 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--quick", action="store_true", help="three prompts a run")
     parser.add_argument("--docs", metavar="DIR", help="where the report goes; RUNS/report by default")
     args = parser.parse_args(argv)
-    try:
-        check_plots()
-        wanted = needed(args.only) if args.only else None
-        docs = user_path(args.docs) if args.docs else user_path(args.runs) / "report"
-        if args.docs and not docs.is_dir():
-            raise ConfigError(f"folder {docs} is not there: make it, or name another place")
-        if args.measure:
-            methods = split_names(args.methods)
-            Plan(args.runs, pair_of(args), quick=args.quick, only=wanted, methods=methods).measure()
-        files = build(runs_of(args.runs), args.only, table(read(user_path(args.runs) / RIVALS / FILE)), docs)
-        if not args.only:
-            for old in (docs / page.PAGES / FIGURES).glob("*.svg"):
-                old.unlink()
-        elif DIGESTS in files and (docs / DIGESTS).is_file():
-            files[DIGESTS] = merged((docs / DIGESTS).read_text(), files[DIGESTS])
-        for name, text in files.items():
-            (docs / name).parent.mkdir(parents=True, exist_ok=True)
-            write_whole(docs / name, text)
-    except (DraftreeError, OSError) as error:
-        sys.exit(f"error: {error}")
-    except KeyboardInterrupt:
-        sys.exit("interrupted: the same command goes on from there")
+    check_plots()
+    wanted = needed(args.only) if args.only else None
+    docs = user_path(args.docs) if args.docs else user_path(args.runs) / "report"
+    if args.docs and not docs.is_dir():
+        raise ConfigError(f"folder {docs} is not there: make it, or name another place")
+    if args.measure:
+        methods = split_names(args.methods)
+        Plan(args.runs, pair_of(args), quick=args.quick, only=wanted, methods=methods).measure()
+    files = build(runs_of(args.runs), args.only, table(read(user_path(args.runs) / RIVALS / FILE)), docs)
+    if not args.only:
+        for old in (docs / page.PAGES / FIGURES).glob("*.svg"):
+            old.unlink()
+    elif DIGESTS in files and (docs / DIGESTS).is_file():
+        files[DIGESTS] = merged((docs / DIGESTS).read_text(), files[DIGESTS])
+    for name, text in files.items():
+        (docs / name).parent.mkdir(parents=True, exist_ok=True)
+        write_whole(docs / name, text)
     print(docs)
 
 

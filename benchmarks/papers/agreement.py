@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Sequence
 
 from draftree.bench.entries import AR
 from draftree.bench.summary import ALL, Interval, LoadedRun, load_runs, markdown, ratio_text
-from draftree.errors import ConfigError, DraftreeError
+from draftree.errors import ConfigError
+
+from ..commands import command_parser, one_line_errors
 
 _SAME = ("suite", "prompts_sha256", "entries", "max_tokens", "seed", "target", "machine")
 
@@ -57,16 +57,14 @@ def _steadiness(a: LoadedRun, b: LoadedRun) -> str:
     return f"{min(speeds):.2f} to {max(speeds):.2f}"
 
 
+@one_line_errors()
 def main(argv: Sequence[str] | None = None) -> None:
     """Compare and print."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.papers.agreement", description=__doc__)
+    parser = command_parser("benchmarks.papers.agreement", __doc__)
     parser.add_argument("runs", metavar="RUN", nargs=2, help="two folders that 'draftree bench --out' wrote")
     args = parser.parse_args(argv)
-    try:
-        (a,), (b,) = load_runs(args.runs[0]), load_runs(args.runs[1])
-        check_same(a, b)
-    except DraftreeError as error:
-        sys.exit(f"error: {error}")
+    (a,), (b,) = load_runs(args.runs[0]), load_runs(args.runs[1])
+    check_same(a, b)
     print(compared(a, b))
 
 

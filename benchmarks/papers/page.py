@@ -135,7 +135,7 @@ def verdicts(chapters: Iterable[tuple[Chapter, str | None]]) -> list[str]:
 
 def every(runs: Runs) -> list[str]:
     """Each scheme and kind of drafter on real prompts."""
-    parts, titles = list[str](), ("Every verification scheme, at T = 1", "Every kind of drafter")
+    parts, titles = list[str](), ("Every verification scheme, at temperature 1", "Every kind of drafter")
     for name, title in zip(OTHERS, titles, strict=True):
         if (run := runs.get(name)) is not None:
             rows = []

@@ -57,7 +57,10 @@ def test_a_head_is_trained_found_checked_and_removed(target: str, tmp_path: Path
     line = capsys.readouterr().out.splitlines()[0]
     assert line.startswith(f"{folder.name}  for {target}, MAL ") and "on 2 responses kept apart" in line
     assert run(["heads", "check", "model"]) == 0
-    assert capsys.readouterr().out.startswith(f"{folder.name}: MAL ")
+    measured = capsys.readouterr().out
+    assert measured.startswith(f"{folder.name}: MAL ")
+    assert run(["heads", "check", str(folder)]) == 0 and capsys.readouterr().out == measured
+    assert run(["heads", "check", str(Path(target).parent)]) == 2 and "no head" in complaint(capsys)
     assert run(["heads", "remove", "mod"]) == 0
     assert not folder.exists() and not drafter(target, capsys).startswith("lookup+head")
     capsys.readouterr()

@@ -26,7 +26,7 @@ from .options import NAMES, ComputeOptions, with_options
 heads = typer.Typer(
     help="List, check and remove draft heads.", add_completion=False, invoke_without_command=True, rich_markup_mode=None
 )
-Name = Annotated[str, typer.Argument(metavar="NAME", help="A head as 'draftree heads' lists it, or how that begins.")]
+_LISTED = "A head as 'draftree heads' lists it, or how that begins"
 _NODES, _TOKENS = 8, 64
 """Of the trees, and of the answers, that a head is checked with."""
 
@@ -60,14 +60,14 @@ def _about(folder: Path) -> str:
 @with_options
 def check(
     *,
-    name: Name,
+    name: Annotated[str, typer.Argument(metavar="NAME", help=f"{_LISTED}, or its folder.")],
     target: Annotated[
         str | None, typer.Option(help=f"What it drafts for, by default what it was made for: {NAMES}.")
     ] = None,
     compute: ComputeOptions,
 ) -> None:
     """Measure how often a head is right on 20 prompts that come with draftree for no training."""
-    folder = named_head(name, shipped(SHIPPED))
+    folder = Path(name) if (Path(name) / CONFIG).is_file() else named_head(name, shipped(SHIPPED))
     made_for = target or head_in(folder).target
     if made_for is None:
         raise ConfigError(f"draft head {folder} does not name its target: give --target")
@@ -87,7 +87,7 @@ def check(
 
 
 @heads.command()
-def remove(name: Name) -> None:
+def remove(name: Annotated[str, typer.Argument(metavar="NAME", help=f"{_LISTED}.")]) -> None:
     """Remove one of your heads, with what its training needs."""
     folder = named_head(name)
     with locked(folder, "head", folder=True):
