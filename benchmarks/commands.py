@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Iterator
@@ -28,3 +29,8 @@ def one_line_errors(*, resumable: bool = False) -> Iterator[None]:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
         sys.exit("interrupted" + ": the same command goes on from there" * resumable)
+
+
+def without_folders(text: str) -> str:
+    """A command or a label with the names of files in place of their absolute paths."""
+    return re.sub(r"(?<![\w.~])/(?:[^\s,:=@>'/]+/)*([^\s,:=@>'/]+)", r"\1", text)

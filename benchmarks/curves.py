@@ -10,6 +10,8 @@ from torch import Tensor
 from draftree.bench.summary import Interval
 
 _DRAWS = 1000
+_REACHED = 0.97
+"""Share of them that must have a value."""
 
 
 class Point(NamedTuple):
@@ -51,7 +53,8 @@ def over_at_equal_mal(curve: Curve, base: Curve, at: int) -> Interval | None:
     """What a token takes on a curve over what it takes at a point of ``base``, at that point's MAL.
 
     Returns:
-        with its 95% bootstrap interval over prompts, of the draws that reach that MAL; None: the curve does not.
+        with its 95% bootstrap interval over prompts; None: the curve does not reach that MAL, or in so many draws that
+        an interval of the others would be too narrow.
     """
     whole, prompts = every_prompt(base), len(base[0].taken)
     draws = torch.randint(prompts, (_DRAWS, prompts), generator=torch.Generator().manual_seed(0))
@@ -65,5 +68,7 @@ def over_at_equal_mal(curve: Curve, base: Curve, at: int) -> Interval | None:
         return None
     every = ratios(weights)
     ends = every[~every.isnan()].sort().values
+    if len(ends) < _REACHED * _DRAWS:
+        return None
     low, high = (float(ends[int(q * (len(ends) - 1))]) for q in (0.025, 0.975))
     return Interval(found, low, high)

@@ -6,10 +6,11 @@
 RUNS is the folder of the runs; without --measure the report is made of those that are there: the page of results, a
 chapter for each paper, and the runs' figures as JSON lines. It prints beforehand how many runs are missing and about
 how long they take, and goes on where it was stopped. Each figure is drawn from the run that it names (``plan.py``), and
-from no other. --only takes one paper, table or figure, or the page of results, and its runs alone: opt-tree,
-gunjur/figure-2, results, ... Verdicts on the page are those of the chapters that are new or in the docs. --methods
-adds contestants of your own to all runs, and to the tables that have a row for each contestant. With --target and
---draft the runs called coder are of your models.
+from no other. --only takes one paper, table or figure, or a page, and its runs alone: opt-tree, gunjur/figure-2,
+results, systems, ... Verdicts on the page of results are those of the chapters that are new or in the docs. The page of
+other systems is made of RUNS/rivals and RUNS/exactness, which ``benchmarks.rivals`` and ``benchmarks.exactness`` fill.
+--methods adds contestants of your own to all runs, and to the tables that have a row for each contestant. With --target
+and --draft the runs called coder are of your models.
 """
 
 from __future__ import annotations
@@ -26,31 +27,29 @@ from draftree.bench.summary import LoadedRun, load_runs
 from draftree.errors import ConfigError
 from draftree.progress import err
 
+from .. import exactness, rivals
 from ..commands import command_parser, one_line_errors
 from ..quality.answers import FILE as SCORES
-from ..rival_jobs import read
-from ..rivals import FILE, table
-from . import confidence, dsbd, gunjur, hsddw, opt_tree, page
+from ..rival_jobs import Row, read
+from . import confidence, dsbd, gunjur, hsddw, opt_tree, page, systems
 from .plan import RUNS, Pair, Plan
 from .plots import check_plots
-from .sections import FIGURES, PAGE, Chapter, Runs, select, to_markdown, verdict_in
+from .sections import FIGURES, PAGE, SYSTEMS, Chapter, Runs, select, to_markdown, verdict_in
 
-RIVALS = "rivals"
-"""Folder of what ``benchmarks.rivals`` measured, among the runs."""
 DIGESTS = f"{page.PAGES}/runs.jsonl"
 CHAPTERS = (gunjur.CHAPTER, opt_tree.CHAPTER, confidence.CHAPTER, hsddw.CHAPTER, dsbd.CHAPTER)
 """A chapter for each paper."""
 
 
 def build(
-    runs: Runs, only: Sequence[str] = (), rivals: Sequence[Sequence[str]] = (), docs: Path | None = None
+    runs: Runs, only: Sequence[str] = (), docs: Path | None = None, others: Sequence[Sequence[Row]] = ((), ())
 ) -> dict[str, str]:
-    """The files of the report by their names: the page, the chapters, their figures as SVG, and the runs' digests.
+    """The files of the report by their names: the pages, the chapters, their figures as SVG, and the runs' digests.
 
     Args:
-        only: names of the chapters, tables and figures that are wanted, and ``PAGE``; by default all.
-        rivals: rows of ``benchmarks.rivals.table``, for the page.
-        docs: folder of chapters that are not made anew, whose verdicts the page has too.
+        only: names of the chapters, tables and figures that are wanted, and of pages; by default all.
+        docs: folder of chapters that are not made anew, whose verdicts the page of results has too.
+        others: lines of ``benchmarks.rivals`` and of ``benchmarks.exactness``, for the page of other systems.
 
     Raises:
         UnknownNameError: there is no such paper, table or figure.
@@ -64,7 +63,9 @@ def build(
             files |= {f"{page.PAGES}/{FIGURES}/{name}.svg": svg for name, svg in made[1].items()}
     if PAGE in only or not only:
         texts = [files.get(_file(chapter)) or _text(docs, _file(chapter)) for chapter in CHAPTERS]
-        files["results.md"] = page.page(zip(CHAPTERS, map(verdict_in, texts), strict=True), runs, rivals)
+        files["results.md"] = page.page(zip(CHAPTERS, map(verdict_in, texts), strict=True), runs)
+    if (SYSTEMS in only or not only) and (made_of_others := systems.page(*others)):
+        files["systems.md"] = made_of_others
     return files
 
 
@@ -90,11 +91,7 @@ def needed(only: Sequence[str]) -> set[str]:
 
 
 def runs_of(folder: str) -> dict[str, LoadedRun]:
-    """The planned runs that a folder has, by name; one that is not finished is left out, with a line.
-
-    Raises:
-        ConfigError: none is finished.
-    """
+    """The planned runs that a folder has, by name; one that is not finished is left out, with a line."""
     found: dict[str, LoadedRun] = {}
     planned = {run.name: run for run in RUNS}
     for config in sorted(user_path(folder).glob(f"*/{CONFIG}")):
@@ -111,8 +108,6 @@ def runs_of(folder: str) -> dict[str, LoadedRun]:
             err.print(f"{name} is left out: {why}", markup=False)
         else:
             found[name] = run
-    if not found:
-        raise ConfigError(f"no finished run in {folder}: decode what is missing with --measure")
     return found
 
 
@@ -136,7 +131,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("runs", metavar="RUNS", help="folder of the runs")
     parser.add_argument("--measure", action="store_true", help="decode what is missing first")
     parser.add_argument(
-        "--only", metavar="NAME", action="append", default=[], help="results, a paper, or PAPER/TABLE; may be repeated"
+        "--only",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="a page, a paper, or PAPER/TABLE; may be repeated",
     )
     parser.add_argument("--pair", metavar="DIR", help="folder of Qwen2.5-Coder's two GGUF files; else without them")
     parser.add_argument("--target", metavar="MODEL", help="in place of the pair's")
@@ -150,10 +149,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     docs = user_path(args.docs) if args.docs else user_path(args.runs) / "report"
     if args.docs and not docs.is_dir():
         raise ConfigError(f"folder {docs} is not there: make it, or name another place")
+    if args.docs and (part := next((name for name in args.only if "/" in name), None)):
+        raise ConfigError(f"--only {part} would leave a chapter of {docs} with that alone: leave out --docs")
     if args.measure:
         methods = split_names(args.methods)
         Plan(args.runs, pair_of(args), quick=args.quick, only=wanted, methods=methods).measure()
-    files = build(runs_of(args.runs), args.only, table(read(user_path(args.runs) / RIVALS / FILE)), docs)
+    lines = [read(user_path(args.runs) / made.FILE.removesuffix(".jsonl") / made.FILE) for made in (rivals, exactness)]
+    if not (runs := runs_of(args.runs)) and args.only != [SYSTEMS]:
+        raise ConfigError(f"no finished run in {args.runs}: decode what is missing with --measure")
+    files = build(runs, args.only, docs, lines)
+    if SYSTEMS in args.only and "systems.md" not in files:
+        raise ConfigError(f"{args.runs} lacks rivals or exactness: make them by the commands of these names first")
     if not args.only:
         for old in (docs / page.PAGES / FIGURES).glob("*.svg"):
             old.unlink()

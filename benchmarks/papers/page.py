@@ -5,25 +5,29 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from draftree.bench.entries import AR, LLAMA_CPP, PEER, Entry
 from draftree.bench.summary import ALL, Interval, LoadedRun, MethodFigures, markdown, number, paired, ratio_text
 
-from ..rivals import HEADER
+from ..commands import without_folders
 from .plan import CODER, SMALL, SMOLLM2
-from .sections import SPEEDS, Chapter, Runs, about, document, made_of, of, shown, sources, speeds, without_folders
+from .sections import SPEEDS, Chapter, Runs, about, document, made_of, of, shown, sources, speeds
 
 TEXTS = {"who": "all kinds (Spec-Bench)", "who-humaneval": "code (HumanEval)", "who-gsm8k": "sums (GSM8K)"}
 TEXTS["who-edits"] = "edits of a given text"
 WHO = tuple(f"{name}-{models}" for models in (SMOLLM2, CODER) for name in TEXTS)
+UNIVERSAL = {f"universal{text}-{CODER}": TEXTS[f"who{text}"] for text in ("", "-gsm8k", "-humaneval")}
+"""Run without a head -> its text."""
 PAYING = {models: (f"small-{models}", f"small-gsm8k-{models}") for models in (SMOLLM2, CODER)}
+RIVALS = (("opt-tree", "eagle2"), ("opt-tree", "sequoia"), ("opt-tree", "dynamic-width"), ("c2t", "eagle2"))
+"""Methods whose speeds are compared with one another."""
 OTHERS = ("schemes-smollm2", "drafters-smollm2")
-RUNS = (*WHO, *itertools.chain(*PAYING.values()), *OTHERS)
+RUNS = (*WHO, *UNIVERSAL, *itertools.chain(*PAYING.values()), *OTHERS)
 OPENING = (
-    "This page has the speed of draftree's default on two models and four kinds of text, beside AR decoding, the "
-    "papers' methods and other systems. It also has the verdict on each paper's claim, and one run of every "
-    "verification scheme and kind of drafter."
+    "This page has the speed of draftree's default on two models and four kinds of text, beside AR decoding and the "
+    "papers' methods. It also has the verdict on each paper's claim, and one run of every verification scheme and kind "
+    "of drafter."
 )
 PAGES = "papers"
 """Folder of the chapters, beside the page."""
@@ -36,9 +40,7 @@ def _named(run: LoadedRun, method: str) -> Entry | None:
 def _over(run: LoadedRun, method: str, base: str) -> str:
     """Speed of one contestant over another's after the prompt, paired by prompt."""
     own, other = _named(run, method), _named(run, base)
-    if own is None or other is None:
-        return ""
-    return ratio_text(paired(run.by_method[own.label], run.by_method[other.label], lambda r: r.decode_rate))
+    return "" if own is None or other is None else ratio_text(_faster(run, own, other))
 
 
 def _rate(figures: MethodFigures) -> float:
@@ -72,58 +74,78 @@ def who(runs: Runs) -> list[str]:
     ]
 
 
+def universal(runs: Runs) -> list[str]:
+    """What a model of another vocabulary gains where there is no head."""
+    rows = list[list[str]]()
+    for run in of(runs, UNIVERSAL):
+        for entry in run.of(lambda e: e.drafter is not None):
+            f = run.table[entry.label][ALL]
+            cells = (number(f.mal), ratio_text(f.speedup_decode), ratio_text(f.speedup))
+            rows.append([f"{UNIVERSAL[run.path.name]}, {run.config['prompts']} prompts", f"`{entry.drafter}`", *cells])
+    if not rows:
+        return []
+    text = (
+        "The coder without its head, by method `auto`: what a user's own model gains from repetitions (`lookup`), and "
+        "from SmolLM2, which has [another vocabulary](how-it-works/drafters.md#a-model-of-another-vocabulary)."
+    )
+    header = ["text", "drafter", "MAL", "over AR", "with the prompt"]
+    return ["## Without a head", text, markdown(header, rows), sources(of(runs, UNIVERSAL))]
+
+
 def paying(runs: Runs) -> list[str]:
-    """Every method at the sizes that pay, and which of them differ from the default."""
+    """Every method at the sizes that pay, and which differences are none."""
     parts = [
         "## Every method at the sizes that pay",
-        f"Trees of {' and '.join(map(str, SMALL))} nodes, greedy, with the draft head that comes for the target; "
-        "Spec-Bench and GSM8K, 40 prompts each.",
+        f"Trees of {' and '.join(map(str, SMALL))} nodes, greedy, with the draft head of the target alone. So `auto` "
+        "is not the default here, which has `lookup` too. *Over the chain*: over that of as many tokens. EAGLE's tree "
+        "of 4 nodes has one level, as the static one; the static one of 8 has 6 nodes.",
     ]
     for models, names in PAYING.items():
         if not (found := of(runs, names)):
             continue
-        rows = []
+        rows, columns = list[list[str]](), (*SPEEDS, "over the chain")
         for entry in found[0].of(lambda e: not e.is_peer):
-            cells = (speeds(run.table[entry.label][ALL]) for run in found if entry.label in run.table)
+            cells = ([*speeds(run.table[entry.label][ALL]), _over_chain(run, entry)] for run in found)
             rows.append([shown(entry), *itertools.chain(*cells)])
-        header = [f"{run.suite}: {cell}" if cell == SPEEDS[0] else cell for run in found for cell in SPEEDS]
-        parts += [f"{models}:", markdown(["contestant", *header], rows)]
-        parts += [f"No difference from `auto` in `{run.path.name}`: {_as_fast(run)}." for run in found]
+        header = [f"{run.suite}: {cell}" if cell == SPEEDS[0] else cell for run in found for cell in columns]
+        sizes = ", ".join(f"{run.config['prompts']} prompts of {run.suite}" for run in found)
+        parts += [f"{models}, {sizes}:", markdown(["contestant", *header], rows)]
+        parts += [f"No difference in `{run.path.name}`: {_no_difference(run)}." for run in found]
     return parts if len(parts) > 2 else []
 
 
-def _as_fast(run: LoadedRun) -> str:
-    """The contestants whose speed over that of ``auto`` has an interval with 1 in it."""
-    own, names = _named(run, "auto"), list[str]()
-    for entry in run.of(lambda e: e.drafter is not None):
-        if own is not None and entry != own:
-            over = paired(run.by_method[entry.label], run.by_method[own.label], lambda r: r.decode_rate)
-            if over is not None and over.low <= 1 <= over.high:
-                names.append(f"`{shown(entry)}`")
+def _size(entry: Entry) -> int:
+    """Most nodes of a contestant's trees."""
+    return int(next((entry.settings[key] for key in ("depth", "cap") if key in entry.settings), entry.nodes))
+
+
+def _faster(run: LoadedRun, own: Entry, other: Entry) -> Interval | None:
+    """Speed of one contestant over another's after the prompt, paired by prompt."""
+    return paired(run.by_method[own.label], run.by_method[other.label], lambda r: r.decode_rate)
+
+
+def _over_chain(run: LoadedRun, entry: Entry) -> str:
+    """Speed over the chain of as many tokens."""
+    chain = next((e for e in run.named("chain") if _size(e) == _size(entry)), None)
+    return ratio_text(_faster(run, entry, chain)) if chain and entry.drafter and ":" in shown(entry) else ""
+
+
+def _no_difference(run: LoadedRun) -> str:
+    """Contestants whose speed over that of ``auto``, and of rivals of as many nodes, has an interval with 1 in it."""
+    auto, names = _named(run, "auto"), list[str]()
+    others = [(e, auto) for e in run.of(lambda e: e.drafter is not None) if auto and e != auto]
+    for method, rival in RIVALS:
+        others += [(a, b) for a in run.named(method) for b in run.named(rival) if a.nodes == b.nodes]
+    for own, other in others:
+        over = _faster(run, own, other)
+        if over is not None and over.low <= 1 <= over.high:
+            names.append(f"`{shown(own)}` and `{shown(other)}`")
     return ", ".join(names) or "none"
 
 
-def systems(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Other systems on the same prompts and cores, a table for each model and suite."""
-    if not rows:
-        return []
-    parts = [
-        "## Beside other systems",
-        "Tokens a second of greedy decoding after the prompt, each system in a process of its own on the same two "
-        "cores (`python -m benchmarks.rivals`, [how](bench.md)). *Text as plain* counts the prompts whose text is "
-        "that of the system's own decoding without drafts.",
-    ]
-    for model, suite in dict.fromkeys((row[0], row[1]) for row in rows):
-        own = [row[2:] for row in rows if (row[0], row[1]) == (model, suite)]
-        kept = [at for at, column in enumerate(zip(*own, strict=True)) if any(column)]
-        header, *cells = ([row[at] for at in kept] for row in (HEADER[2:], *own))
-        parts += [f"{model}, {suite} tokens:", markdown(header, cells)]
-    return parts
-
-
 ELSEWHERE = (
-    "[An NVIDIA H100](scale.md#gpus) and [the server beside llama.cpp's](measurements.md#the-server) have pages of "
-    "their own."
+    "[Other systems](systems.md), [an NVIDIA H100](scale.md#gpus) and [the server beside "
+    "llama.cpp's](measurements.md#the-server) are measured elsewhere."
 )
 
 
@@ -149,21 +171,16 @@ def every(runs: Runs) -> list[str]:
     return parts
 
 
-def page(chapters: Iterable[tuple[Chapter, str | None]], runs: Runs, rivals: Sequence[Sequence[str]] = ()) -> str:
-    """The page.
-
-    Args:
-        chapters: with their verdicts.
-        rivals: rows of ``benchmarks.rivals.table``.
-    """
+def page(chapters: Iterable[tuple[Chapter, str | None]], runs: Runs) -> str:
+    """The page of results, of chapters with their verdicts."""
     own = of(runs, RUNS)
     parts = [
         "# Results",
         OPENING,
         *about(own),
         *who(runs),
-        *systems(rivals),
         ELSEWHERE,
+        *universal(runs),
         *verdicts(chapters),
         *paying(runs),
         *every(runs),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -12,7 +13,7 @@ from typing import Any
 
 from draftree.artifacts import user_path, write_whole
 from draftree.bench.entries import split_names
-from draftree.bench.results import read_summary
+from draftree.bench.results import read_config, read_summary
 from draftree.bench.suites import data_folder
 from draftree.bench.summary import ALL, load_runs
 from draftree.config import MAX_NODES
@@ -20,6 +21,7 @@ from draftree.errors import ConfigError, RunError
 from draftree.models.model_files import DEFAULT_MODEL
 from draftree.progress import err
 
+from ..commands import without_folders
 from ..quality.answers import FILE as SCORES
 
 SMOLLM2, CODER = "smollm2", "coder"
@@ -30,19 +32,26 @@ FILES = {"target": "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf", "draft": "qwen2.5-
 WHO = "auto,peer:llama.cpp"
 """What users choose from."""
 DYNAMIC = (
-    f"chain,static,early-stop:nodes=4,naive-width,dynamic-width:nodes={MAX_NODES},dynamic-width-budget,"
-    f"dynamic-width-depth:nodes={MAX_NODES},dynamic-width:nodes=4"
+    f"chain,static,early-stop:nodes=4,early-stop,naive-width:nodes=7,dynamic-width:nodes={MAX_NODES},"
+    f"dynamic-width-budget,dynamic-width-depth:nodes={MAX_NODES},dynamic-width:nodes=4"
 )
-"""The paper's methods, early stopping within the chain's 4 tokens and two without a node budget, as there; and ours."""
+"""The paper's methods, and ours. Its chain has 4 tokens; of the length of its other chains it says nothing, so they are
+within 4 levels here (naive width: three tokens and four leaves), and early stopping is also within 31. Two methods have
+no node budget, as there."""
 MOVED = ("sure=0.1", "sure=0.3", "unsure=0.5", "unsure=2", "slope=2", "slope=6")
 """Settings of B(H), one moved at a time."""
 STEPS = ",".join(("dynamic-width-budget", *(f"dynamic-width-budget:{setting}" for setting in MOVED)))
 BEST = "opt-tree:nodes=25:delta={delta}"
 """OPT-Tree with the threshold that was fastest on prompts kept apart."""
-TREES = f"binary:nodes=25,eagle:nodes=25,sequoia:tree={{sequoia}}-25.json:nodes=25,{BEST},eagle2:nodes=25"
 SEQUOIAS = (8, 16, 32, 64, 128, 256)
 SMALL = (4, 8)
 """Node budgets that pay on two cores."""
+TREES = f"eagle:nodes=25,{BEST}," + ",".join(
+    f"binary:nodes={n},sequoia:tree={{sequoia}}-{n}.json:nodes={n},eagle2:nodes={n}"
+    + f",opt-tree:nodes={n}:delta={{delta}}" * (n in SMALL)
+    for n in (25, *SMALL)
+)
+"""EAGLE's own tree has 25 nodes. The paper chooses the others' number for speed, of 25, 50 and 60: here it is small."""
 PAYING = ",".join(
     (
         "auto,static:nodes=4:width=4:depth=1,static:nodes=8:width=2:depth=2",
@@ -65,16 +74,18 @@ SIZES = ",".join(
 TREE_SIZES = sorted({25, *SMALL, *SEQUOIAS})
 """Of Sequoia's trees."""
 DELTAS = ",".join(f"opt-tree:nodes=25:delta={delta}" for delta in (0.05, 0.1, 0.2, 0.4, 0.8))
+BY_COSTS = "opt-tree:nodes=25"
+"""With the threshold that its own figures choose, the default."""
 WINDOWS = ",".join(
     (*(f"chain:depth={depth}" for depth in (2, 4, 7, 10, 20)), *(f"hsddw:cap={cap}" for cap in (5, 10, 20)))
 )
 TOPS = (15, 20, 25, 30, "none")
-BETAS = (0.3, 0.1, 0.05, 0.02, 0.01, 0.005, 0.002)
+BETAS = (0.3, 0.1, 0.05, 0.02, 0.01, 0.005, 0.002, 0.001, 0.0005)
 CONFIDENCE = ",".join(
     (
         *(f"eagle2:nodes={nodes}:depth=10" for nodes in (4, 8, 16, 32, 64)),
-        *(f"opt-tree:nodes={nodes}:delta=0.001" for nodes in (4, 8, 16, 32, 64)),
-        *(f"c2t:classifier={{{net}}}:nodes=64:beta={beta}" for net in ("classifier", "other") for beta in BETAS),
+        *(f"opt-tree:nodes={nodes}:delta=0.001" for nodes in (4, 8, 16, 32, 64, 96, 128)),
+        *(f"c2t:classifier={{{net}}}:nodes=256:beta={beta}" for net in ("classifier", "other") for beta in BETAS),
         *(f"c2t:classifier={{classifier}}:nodes=256:beta=0.01:top={top}" for top in TOPS),
     )
 )
@@ -130,6 +141,8 @@ _MINUTES = {SMOLLM2: 1.0, CODER: 3.0, TASKS: 15.0}
 """About, for a tree or a threshold of these models, and for the coder's classifier."""
 DRAFTERS = "lookup,head,lookup+head,lookup>head"
 """Kinds of drafters."""
+UNIVERSAL = f"lookup,lookup+{DEFAULT_MODEL}"
+"""What drafts where there is no head."""
 EDITS = "edits"
 """The suite that ``benchmarks.edits`` writes."""
 PROGRAMS = "programs"
@@ -224,18 +237,21 @@ RUNS: Sequence[PlannedRun] = (
     *_both("who-humaneval", "humaneval", WHO, (10, 96, 1), (10, 96, 3), drafters="auto"),
     *_both("who-gsm8k", "gsm8k", WHO, (10, 96, 1), (10, 96, 3), drafters="auto"),
     *_both("who-edits", EDITS, WHO, (12, 150, 1), (12, 150, 4), drafters="auto", options=FIRST),
+    PlannedRun("universal-coder", CODER, "spec-bench", 39, 80, "auto", 6, UNIVERSAL, options=FIRST),
+    PlannedRun("universal-gsm8k-coder", CODER, "gsm8k", 20, 96, "auto", 4, UNIVERSAL),
+    PlannedRun("universal-humaneval-coder", CODER, "humaneval", 20, 96, "auto", 4, UNIVERSAL),
     *_both("small", "spec-bench", PAYING, (40, 80, 4), (40, 80, 32), options=FIRST),
     *_both("small-gsm8k", "gsm8k", PAYING, (40, 80, 4), (40, 80, 32)),
     PlannedRun("widths-smollm2", SMOLLM2, "mbpp", 45, 64, DYNAMIC, 9, temperature="0.4", options=PLAIN),
     PlannedRun("programs-coder", CODER, PROGRAMS, 45, 128, DYNAMIC, 28, "{draft}", "0.4", PLAIN),
-    *_both("trees", "mt-bench", TREES, (32, 128, 4), (12, 64, 5), options=FIRST),
-    *_both("gsm8k", "gsm8k", TREES, (32, 64, 2), (10, 64, 3)),
+    *_both("trees", "mt-bench", TREES, (32, 128, 7), (12, 64, 8), options=FIRST),
+    *_both("gsm8k", "gsm8k", TREES, (32, 64, 4), (10, 64, 5)),
     *_both("levels", "mt-bench", "hsddw:nodes=60", (32, 64, 2), (16, 64, 4), drafters="{levels}", options=FIRST),
     *_both("gsm8k-levels", "gsm8k", "hsddw:nodes=60", (32, 64, 2), (16, 64, 4), drafters="{levels}"),
     *_both("windows", "mt-bench", WINDOWS, (32, 64, 2), (16, 64, 5), drafters="{draft}", options=FIRST),
-    *_both("confidence", "mt-bench", CONFIDENCE, (24, 64, 9), (16, 48, 22), options=FIRST),
+    *_both("confidence", "mt-bench", CONFIDENCE, (24, 64, 14), (16, 48, 35), options=FIRST),
     PlannedRun("spider-beams-coder", CODER, "spider", 60, 48, FOREST, 45, scored=True, **_BEAMS),
-    PlannedRun("squad-beams-coder", CODER, "squad", 10, 32, FOREST, 3, scored=True, **_BEAMS),
+    PlannedRun("squad-beams-coder", CODER, "squad", 60, 32, FOREST, 15, scored=True, **_BEAMS),
     *_both("sizes", "mt-bench", SIZES, (12, 64, 4), (5, 48, 6), options=FIRST),
     PlannedRun("spider-widths-coder", CODER, "spider", 24, 64, GRID, 6, scored=True, **_BEAMS),
     PlannedRun("spider-quality-coder", CODER, "spider", 16, 64, QUALITY, 2, scored=True, **_BEAMS),
@@ -243,10 +259,10 @@ RUNS: Sequence[PlannedRun] = (
     PlannedRun("spider-top-p-coder", CODER, "spider", 16, 64, QUALITY, 2, options=TOP_P, scored=True, **_BEAMS),
     PlannedRun("humaneval-quality-coder", CODER, "humaneval", 20, 256, QUALITY, 10, scored=True, **_BEAMS),
     PlannedRun("gsm8k-quality-coder", CODER, "gsm8k", 12, 320, QUALITY, 9, scored=True, **_BEAMS),
-    PlannedRun("mt-bench-beams-coder", CODER, "mt-bench", 12, 64, FOREST, 4, options=FIRST, **_BEAMS),
+    PlannedRun("mt-bench-beams-coder", CODER, "mt-bench", 12, 128, FOREST, 8, options=FIRST, **_BEAMS),
     PlannedRun("answers-coder", CODER, "gsm8k", 200, 320, "auto", 42, "lookup", scored=True),
-    *_both("plain", "mt-bench", TREES, (32, 64, 2), (12, 48, 2), temperature="1", options=(*FIRST, *PLAIN)),
-    *_both("deltas", "mt-bench", DELTAS, (12, 64, 1), (5, 48, 1), options=FIRST),
+    *_both("plain", "mt-bench", TREES, (32, 64, 4), (12, 48, 4), temperature="1", options=(*FIRST, *PLAIN)),
+    *_both("deltas", "mt-bench", f"{DELTAS},{BY_COSTS}", (12, 64, 1), (5, 48, 1), options=FIRST),
     *_both(
         "temperatures",
         "mt-bench",
@@ -283,7 +299,7 @@ class Plan:
         only: Collection[str] | None = None,
         methods: Sequence[str] = (),
     ) -> None:
-        self.folder, self._pair, self._methods = user_path(folder), pair, methods
+        self.folder, self._pair, self._methods = user_path(folder).absolute(), pair, methods
         self._own = pair is not None and pair.head != "head"
         able = [run for run in RUNS if (run.models == SMOLLM2 and not self._own) or (run.models == CODER and pair)]
         self.runs = [run.quick() if quick else run for run in able if only is None or run.name in only]
@@ -339,11 +355,21 @@ class Plan:
         ]
 
     def missing(self) -> list[PlannedRun]:
-        """Runs that are not finished."""
+        """Runs that are not finished.
+
+        Raises:
+            ConfigError: one was decoded by another command.
+        """
 
         def done(run: PlannedRun) -> bool:
-            folder = self.folder / run.name
-            return bool(read_summary(folder)) and (not run.scored or (folder / SCORES).is_file())
+            folder, command = self.folder / run.name, shlex.join(["draftree", *self.command(run)])
+            if not read_summary(folder):
+                return False
+            if without_folders(read_config(folder)["command"]) != without_folders(command):
+                raise ConfigError(
+                    f"{folder} was made by another command than is planned now: remove it, or name another folder"
+                )
+            return not run.scored or (folder / SCORES).is_file()
 
         return [run for run in self.runs if not done(run)]
 

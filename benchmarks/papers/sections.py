@@ -14,6 +14,7 @@ from draftree.bench.results import read_summary
 from draftree.bench.summary import LoadedRun, MethodFigures, markdown, number, ratio_text
 from draftree.errors import unknown_name
 
+from ..commands import without_folders
 from .plan import CODER, FILES
 
 Runs = Mapping[str, LoadedRun]
@@ -126,12 +127,12 @@ class Chapter:
 
 
 def select(chapters: Sequence[Chapter], names: Sequence[str]) -> list[Chapter]:
-    """The chapters and parts of these names; ``PAGE`` is none of them.
+    """The chapters and parts of these names; ``WHOLE`` are none of them.
 
     Raises:
         UnknownNameError: there is no such paper, table or figure.
     """
-    known = [PAGE, *(name for chapter in chapters for name in chapter.names)]
+    known = [*WHOLE, *(name for chapter in chapters for name in chapter.names)]
     for name in names:
         if name not in known:
             raise unknown_name("paper, table or figure", name, known)
@@ -147,8 +148,8 @@ def of(runs: Runs, names: Sequence[str]) -> list[LoadedRun]:
     return [runs[name] for name in names if name in runs]
 
 
-PAGE = "results"
-"""The page of results, among the names of chapters."""
+PAGE, SYSTEMS = WHOLE = ("results", "systems")
+"""The pages of results and of other systems, among the names of chapters."""
 FIGURES = "figures"
 """Folder of the figures, beside the chapters."""
 
@@ -253,11 +254,6 @@ def _where(run: LoadedRun) -> str:
     engine = [f"{ran['threads']} threads", ran["engine"], ran["tier"]] if ran else []
     computer = ", ".join([machine["processor"], f"{machine['cores']} cores", *engine])
     return f"{computer}; {', '.join(f'{n} {v}' for n, v in versions)}"
-
-
-def without_folders(text: str) -> str:
-    """A command or a label with the names of files in place of their absolute paths."""
-    return re.sub(r"(?<![\w.~])/(?:[^\s,:=@>'/]+/)*([^\s,:=@>'/]+)", r"\1", text)
 
 
 def sources(runs: Sequence[LoadedRun]) -> str:

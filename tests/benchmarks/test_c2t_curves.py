@@ -21,7 +21,7 @@ from benchmarks.c2t import (
     print_clock,
     report,
 )
-from benchmarks.curves import Point, taken_at
+from benchmarks.curves import Point, over_at_equal_mal, taken_at
 from benchmarks.recorded import KnownText, record
 from draftree.errors import DraftreeWarning
 from draftree.papers.c2t import ClassifierTree
@@ -42,13 +42,27 @@ def point(nodes: float, tokens: float) -> Point:
     return Point("p", *(torch.tensor([x, x], dtype=torch.float64) for x in (nodes, 10.0, tokens)))
 
 
-def testtaken_at_equal_mal_are_read_between_points() -> None:
+def test_taken_at_equal_mal_are_read_between_points() -> None:
     # MAL 1 at 0 nodes, 2 at 20 / 20 = 1 node a token, 3 at 120 / 30 = 4; 2.5 lies half-way: 2.5 nodes a token.
     curve = [point(0, 10), point(20, 20), point(120, 30)]
     weights = torch.ones(1, 2, dtype=torch.float64)
     found = [float(taken_at(torch.tensor([x], dtype=torch.float64), curve, weights)) for x in (1.5, 2.5, 3.0, 3.5)]
     assert found[:3] == pytest.approx([0.5, 2.5, 4.0])
     assert math.isnan(found[3])
+
+
+def test_a_curve_that_ends_where_it_is_compared_has_no_interval() -> None:
+    """Draws that do not reach the MAL were left out, so the interval was too narrow."""
+
+    def curve(tokens: list[float]) -> list[Point]:
+        steps = torch.full((len(tokens),), 10.0, dtype=torch.float64)
+        ends = torch.tensor([[10.0] * len(tokens), tokens], dtype=torch.float64)
+        return [Point("p", 3 * each, steps, each) for each in ends]
+
+    base = curve([18.0, 22.0] * 8)
+    assert over_at_equal_mal(curve([30.0] * 16), base, 1) is not None
+    assert over_at_equal_mal(curve([20.0] * 16), base, 1) is None  # half of the draws of the base accept more
+    assert over_at_equal_mal(curve([19.0] * 16), base, 1) is None
 
 
 def test_nodes_are_compared_at_equal_mal(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import shlex
 import shutil
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -13,17 +14,29 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.papers import agreement, dsbd, hsddw, plan
+from benchmarks.commands import without_folders
+from benchmarks.papers import agreement, dsbd, hsddw, opt_tree, page, plan, systems
 from benchmarks.papers.__main__ import CHAPTERS, DIGESTS, build, main, merged
 from benchmarks.papers.dsbd import Point, kind, one_cache, pareto
 from benchmarks.papers.gunjur import over, wasted
-from benchmarks.papers.plan import CODER, EDITS, FILES, PROGRAMS, RUNS, TREE_SIZES, Pair, Plan, PlannedRun
-from benchmarks.papers.sections import Chapter, Part, Section, Verdict, verdict_in, without_folders
+from benchmarks.papers.plan import (
+    CODER,
+    EDITS,
+    FILES,
+    PROGRAMS,
+    RUNS,
+    TREE_SIZES,
+    Pair,
+    Plan,
+    PlannedRun,
+)
+from benchmarks.papers.sections import Chapter, Part, Section, Verdict, verdict_in
 from benchmarks.quality.answers import FILE, Scored
 from draftree.bench.entries import AR, Entry, entries
-from draftree.bench.results import Parts, Turn
+from draftree.bench.results import CONFIG, SUMMARY, Parts, Turn
 from draftree.bench.summary import Interval, LoadedRun, load_runs
 from draftree.cli.main import run as draftree
+from draftree.errors import ConfigError
 from draftree.papers.c2t import DEFAULT, SHIPPED
 
 from ..bench.runs import full_run, record, save, turn
@@ -292,6 +305,32 @@ def test_half_a_pair_is_refused(options: list[str], tmp_path: Path) -> None:
         main([str(tmp_path), "--measure", *options])
 
 
+def test_a_run_of_another_plan_is_not_taken(tmp_path: Path) -> None:
+    """Methods of one's own in a folder that had runs already were not measured, and nothing was said."""
+    planned = the_run("windows-smollm2")
+    made = Plan(tmp_path, None, quick=False, only=[planned.name])
+    path = stored(tmp_path, planned).path
+    (path / SUMMARY).write_text("{}")
+    config = json.loads((path / CONFIG).read_text())
+
+    def missing(plan: Plan, command: list[str]) -> list[PlannedRun]:
+        (path / CONFIG).write_text(json.dumps({**config, "command": shlex.join(["draftree", *command])}))
+        (path / SUMMARY).write_text('{"methods": {}}')
+        return plan.missing()
+
+    own = made.command(planned)
+    assert missing(made, own) == []
+    assert missing(made, [word.replace(str(tmp_path), "/elsewhere") for word in own]) == []
+    for other in (Plan(tmp_path, None, quick=False, only=[planned.name], methods=["mine:M"]), made):
+        with pytest.raises(ConfigError, match="windows-smollm2 was made by another command"):
+            missing(other, own if other is not made else [*own, "--seed", "2"])
+
+
+def test_a_part_of_a_chapter_does_not_replace_it(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="--only hsddw/window would leave a chapter"):
+        main([str(tmp_path), "--only", "hsddw/window", "--docs", str(tmp_path)])
+
+
 def test_an_own_pair_is_named_in_the_chapter(tmp_path: Path) -> None:
     run = stored(tmp_path, the_run("windows-coder"))
     assert "**coder** stands for `tiny`" in build({run.path.name: run}, ["hsddw"])["papers/hsddw.md"]
@@ -314,7 +353,49 @@ def test_the_page_is_made_of_its_own_runs_and_of_verdicts_that_stand_in_the_docs
     assert {name for name in made if name.endswith(".md")} == {"results.md", "papers/hsddw.md"}
     verdicts = re.findall(r"\(papers/(\w+)\.md\): \*\*(.*)\*\*", made["results.md"])
     assert verdicts == [("hsddw", verdict_in(made["papers/hsddw.md"])), ("dsbd", "holds")]
-    assert "No difference from `auto` in `small-coder`" in made["results.md"]
+    assert "No difference in `small-coder`" in made["results.md"]
+
+
+def test_rivals_of_as_many_nodes_are_compared(folder: Path) -> None:
+    """Each contestant of these runs is faster than the one before, so all differ, and the chain of as many is known."""
+    (run,) = load_runs(folder / "small-smollm2")
+    text = "\n".join(page.paying({"small-smollm2": run}))
+    assert "No difference in `small-smollm2`: none." in text
+    rows = [[cell.strip() for cell in line.split("|")] for line in text.splitlines() if line.startswith("| ")]
+    over = {row[1]: row[5] for row in rows}
+    assert over["chain:depth=8"] == "1.00 [1.00, 1.00]" and over["auto"] == over["ar"] == ""
+    places = [entry.label for entry in run.entries]
+    ratio = (places.index("hsddw:cap=8") + 1) / (places.index("chain:depth=8") + 1)
+    assert float(over["hsddw:cap=8"].split()[0]) == pytest.approx(ratio, rel=0.2)
+
+
+def test_a_verdict_on_opt_tree_is_of_all_its_tables(folder: Path) -> None:
+    runs = {run.path.name: run for run in load_runs(folder) if run.path.name in opt_tree.TABLES}
+    found = str(opt_tree.CHAPTER.found(runs))
+    assert all(f"in `{name}`" in found for name in opt_tree.TABLES)
+    best = opt_tree.fastest(runs["trees-coder"])
+    assert best is not None and best.nodes == 8  # the last, and so the fastest, of its contestants
+
+
+def test_the_page_of_other_systems_is_of_both_measurements(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    row = {"model": "tiny", "suite": "own", "max_tokens": 8, "draft": "", "machine": "AMD, 2 cores", "commit": "0abc"}
+    answer = {"version": "1", "prompt": "a", "ids": [1], "text": "x", "decode_tokens": 2, "decode_seconds": 1.0}
+    speeds = [{**row, **answer, "rival": name, "round": 0} for name in ("llama.cpp", "draftree-ar")]
+    texts = [
+        {**row, **answer, "rival": name, "factor": factor, "text": factor if name == "llama.cpp" else "x"}
+        for name in ("draftree-ar", "llama.cpp")
+        for factor in ("plain", "4 requests")
+    ]
+    assert systems.page(speeds, []) is systems.page([], texts) is None
+    for name, rows in (("rivals", speeds), ("exactness", texts)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"{name}.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
+    main([str(tmp_path), "--only", "systems"])
+    text = (tmp_path / "report" / "systems.md").read_text()
+    assert "AMD, 2 cores, commit 0abc" in text and "| 4 requests | 0 of 1" in text and "| 1 of 1" in text
+    shutil.rmtree(tmp_path / "exactness")
+    with pytest.raises(SystemExit, match="lacks rivals or exactness"):
+        main([str(tmp_path), "--only", "systems"])
 
 
 def test_three_levels_are_held_against_the_middle_one_alone(folder: Path) -> None:

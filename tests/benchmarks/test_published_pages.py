@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.papers import confidence, page, sections
+from benchmarks.papers import confidence, page, sections, systems
 from benchmarks.papers.__main__ import CHAPTERS
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -18,6 +18,7 @@ def test_published_pages_have_the_prose_of_the_report() -> None:
         return [text for text in prose if " ".join(text.split()) not in published]
 
     assert lacks("results.md", page.OPENING, sections.MODELS, page.ELSEWHERE) == []
+    assert lacks("systems.md", systems.OPENING, systems.SPEED) == []
     for chapter in CHAPTERS:
         own = (sections.OPENING, sections.MODELS, chapter.claim, chapter.why)
         assert lacks(f"papers/{chapter.name}.md", *own) == []

@@ -139,7 +139,7 @@ class EntropyStop(Checked, GrowthPolicy):
     """A chain that ends with the first token whose entropy is above ``stop`` (Gunjur & Waitz, Section 3.1).
 
     That last position gets ``width`` alternatives instead of one when ``width`` > 1 ("naive width"). Depth is bounded
-    by the node budget alone, as in the paper.
+    by the node budget alone: the paper names no bound.
     """
 
     stop: Entropy = 1.0

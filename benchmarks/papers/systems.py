@@ -1,0 +1,69 @@
+"""The page of other systems: how fast they are, and whether their text changes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from draftree.bench.summary import markdown
+
+from .. import exactness, rivals
+from ..rival_jobs import Row
+from .sections import document
+
+OPENING = (
+    "This page compares other systems with draftree: their speed, and whether their greedy text stays the same when "
+    "drafts, batches, threads or the instruction set change. Each system decodes in a process of its own, with the "
+    "same weights on the same cores."
+)
+SPEED = (
+    "Tokens a second of greedy decoding after the prompt, each system on the same two cores (`python -m "
+    "benchmarks.rivals OUT --target FILE --draft FILE --suite gsm8k --limit 5`). *Text as plain* counts the prompts "
+    "whose text is that of the system's own decoding without drafts."
+)
+EXACT = (
+    "Prompts whose greedy text is not that of the same system's plain decoding: one request at a time, no drafts, all "
+    "threads. One thing changes at a time; *again* changes none. Drafts have so many tokens a pass at most: trees in "
+    "draftree, chains elsewhere (`python -m benchmarks.exactness OUT --target FILE --draft FILE`)."
+)
+
+
+def page(speeds: Sequence[Row], texts: Sequence[Row]) -> str | None:
+    """The page, of the lines of ``benchmarks.rivals`` and of ``benchmarks.exactness``; None: there are none of both."""
+    if not (speeds and texts):
+        return None
+    speed, exact = ["## Speed", SPEED, *_speeds(speeds)], ["## Exactness", EXACT, *_texts(texts)]
+    return document(["# Other systems", OPENING, *speed, *exact])
+
+
+def _where(rows: Sequence[Row]) -> str:
+    """Machines and commits."""
+    return "; ".join(dict.fromkeys(f"{row['machine']}, commit {row['commit']}" for row in rows))
+
+
+def _speeds(rows: Sequence[Row]) -> list[str]:
+    """A table for each model and suite."""
+    parts, cells = list[str](), rivals.table(rows)
+    for model, suite in dict.fromkeys((row[0], row[1]) for row in cells):
+        own = [row[2:] for row in cells if (row[0], row[1]) == (model, suite)]
+        kept = [at for at, column in enumerate(zip(*own, strict=True)) if any(column)]
+        header, *lines = ([row[at] for at in kept] for row in (rivals.HEADER[2:], *own))
+        where = _where([row for row in rows if row["model"] == model])
+        parts += [f"{model}, {suite} tokens; {where}:", markdown(header, lines)]
+    return parts
+
+
+def _texts(rows: Sequence[Row]) -> list[str]:
+    """A table for each model: a row a factor, a column a system."""
+    parts = list[str]()
+    for title, cells in exactness.tables(rows).items():
+        systems = dict.fromkeys(cell[0] for cell in cells)
+        found = {(cell[0], cell[2]): cell[3] or "-" for cell in cells}
+        lines = [
+            [factor, *(found.get((system, factor), "") for system in systems)]
+            for factor in dict.fromkeys(cell[2] for cell in cells)
+        ]
+        versions = ", ".join(dict.fromkeys(f"{cell[0]} {cell[1]}" for cell in cells if cell[1]))
+        notes = dict.fromkeys(f"{cell[0]}, {cell[2]}: {cell[5]}" for cell in cells if cell[5])
+        parts += [f"{title}; {_where(rows)}:", markdown(["factor", *systems], lines), f"Versions: {versions}."]
+        parts += ["\n".join(f"- {note}" for note in notes)] * bool(notes)
+    return parts
