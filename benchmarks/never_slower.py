@@ -5,9 +5,9 @@
 
 A cell is a drafter, a temperature, a kind of text and a number of requests. Its pairs decode as many other prompts
 together, by AR decoding and by the drafter with ``auto``, each first in turn, both in a new engine that has decoded
-nothing before; the reading of prompts counts. What a process does once, such as taking memory, does not. They come from
-the prompt sets (``docs/bench.md``). A cell whose interval ends below 0.98 is decoded again on other prompts of its
-kind; where that one does too, the command ends with 1.
+nothing before; the reading of prompts counts, and a column leaves it out. What a process does once, such as taking
+memory, does not count. They come from the prompt sets (``docs/bench.md``). A cell whose interval ends below 0.98 is
+decoded again on other prompts of its kind; where that one does too, the command ends with 1.
 Each pair is a line of OUT.jsonl; the same command goes on where it was stopped.
 """
 
@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, product
+from operator import attrgetter
 from pathlib import Path
 from typing import TypeVar
 
@@ -90,14 +91,28 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """Tokens that were generated, and the seconds from the prompts to the last of them."""
+    """How long requests took that were decoded together.
+
+    Attributes:
+        tokens: that were generated.
+        seconds: from the prompts to the last token.
+        later: tokens behind the first of each request.
+        prefill: seconds of the longest reading of a prompt.
+    """
 
     tokens: int
     seconds: float
+    later: int
+    prefill: float
 
     @property
     def rate(self) -> float:
         return self.tokens / self.seconds
+
+    @property
+    def decode_rate(self) -> float:
+        """Tokens a second after the prompts were read; 0 where there are none."""
+        return self.later and self.later / (self.seconds - self.prefill)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,10 +172,11 @@ class Pairs:
         self._whole += len(line)
         self._pairs[cell, half, number] = pair
 
-    def ratio(self, cell: Cell, half: int) -> Interval | None:
-        """Tokens a second over those of AR decoding; None where nothing was decoded."""
-        own = [pair for (of, which, _), pair in self._pairs.items() if (of, which) == (cell, half)]
-        return ratio([p.drafted.rate for p in own], [p.ar.rate for p in own]) if own else None
+    def ratio(self, cell: Cell, half: int, of: Callable[[Timed], float] = attrgetter("rate")) -> Interval | None:
+        """A rate over that of AR decoding; None where nothing was decoded that has one."""
+        pairs = [p for (own, which, _), p in self._pairs.items() if (own, which) == (cell, half)]
+        both = [each for p in pairs if all(each := (of(p.drafted), of(p.ar)))]
+        return ratio(*map(list, zip(*both, strict=True))) if both else None
 
 
 def batches(prompts: Sequence[list[int]], requests: int, half: int, limit: int) -> list[Sequence[list[int]]]:
@@ -199,19 +215,21 @@ def decoder(target: LanguageModel, tokens: int) -> Decode:
         ]
         began = time.perf_counter()
         answers = engine.generate(prompts, params)
-        return Timed(sum(len(answer.token_ids) for answer in answers), time.perf_counter() - began)
+        seconds = time.perf_counter() - began
+        tokens, prefill = sum(len(a.token_ids) for a in answers), max(a.stats.seconds.prefill for a in answers)
+        return Timed(tokens, seconds, tokens - len(answers), prefill)
 
     return decode
 
 
-HEADER = ("drafter", "T", "text", "requests", "over AR", "on other prompts", "")
+HEADER = ("drafter", "T", "text", "requests", "over AR", "after the prompt", "on other prompts", "")
 
 
-def row(cell: Cell, found: Interval, again: Interval | None) -> list[str]:
+def row(cell: Cell, found: Interval, later: Interval | None, again: Interval | None) -> list[str]:
     """Cells under ``HEADER``."""
     slower = "slower" if again and again.high < LEAST else ""
-    second = again.text() if again else ""
-    return [cell.drafter, f"{cell.temperature:g}", cell.kind, str(cell.requests), found.text(), second, slower]
+    known = [cell.drafter, f"{cell.temperature:g}", cell.kind, str(cell.requests)]
+    return [*known, *(each.text() if each else "" for each in (found, later, again)), slower]
 
 
 def compare(
@@ -236,10 +254,11 @@ def compare(
     with progress_reporter("pairs", total) as report:
         for cell in dict.fromkeys(cell for cell, _ in groups):
             found, again = measure(pairs, cell, 0, groups[cell, 0], decode, lambda: report(next(made))), None
+            later = pairs.ratio(cell, 0, attrgetter("decode_rate"))
             if found.high < LEAST:
-                err.print(f"{' '.join(row(cell, found, None)[:5])}: again, on other prompts")
+                err.print(f"{' '.join(row(cell, found, later, None)[:5])}: again, on other prompts")
                 again = measure(pairs, cell, 1, groups[cell, 1], decode, lambda: None)
-            rows.append(row(cell, found, again))
+            rows.append(row(cell, found, later, again))
     return rows
 
 

@@ -28,7 +28,8 @@ class Clock:
 
     def __call__(self, cell: Cell, prompts: Sequence[Sequence[int]], drafts: bool) -> Timed:
         self.calls.append((cell, tuple(ids[0] for ids in prompts), drafts))
-        return Timed(10, 1 / self.ratios[prompts[0][0] % 2] if drafts else 1.0)
+        seconds = 1 / self.ratios[prompts[0][0] % 2] if drafts else 1.0
+        return Timed(10, seconds, 8, seconds - 0.5)
 
 
 def rows(path: Path, clock: Clock, *cells: Cell) -> list[list[str]]:
@@ -45,8 +46,8 @@ def test_a_cell_fails_where_it_is_slower_on_both_sets_of_prompts(
     clock = Clock(first, second)
     (row,) = rows(tmp_path / "out.jsonl", clock, CELL)
     assert row[:4] == ["lookup", "0", "chat", "2"]
-    assert row[4].startswith(f"{first:.2f} [") and bool(row[5]) == again
-    assert bool(row[6]) == fails
+    assert row[4].startswith(f"{first:.2f} [") and row[5] == "1.00 [1.00, 1.00]" and bool(row[6]) == again
+    assert bool(row[7]) == fails
     assert len(clock.calls) == (14 if again else 7)  # and one before each set, which is not counted
 
 
@@ -72,7 +73,7 @@ def test_requests_are_decoded_together_and_all_their_tokens_count(drafts: bool, 
     )
     found = decoder(model, 9)(Cell("lookup", 0.8, "chat", 2), prompts, drafts)
     assert found.tokens == sum(len(answer.token_ids) for answer in answers)
-    assert found.seconds > 0
+    assert found.later == found.tokens - 2 and 0 < found.prefill < found.seconds
 
 
 @pytest.mark.parametrize(("ratio", "status"), [(0.5, True), (1.0, False)])
