@@ -77,7 +77,7 @@ def who(runs: Runs) -> list[str]:
 def universal(runs: Runs) -> list[str]:
     """What a model of another vocabulary gains where there is no head."""
     rows = list[list[str]]()
-    for run in of(runs, UNIVERSAL):
+    for run in of(runs, tuple(UNIVERSAL)):
         for entry in run.of(lambda e: e.drafter is not None):
             f = run.table[entry.label][ALL]
             cells = (number(f.mal), ratio_text(f.speedup_decode), ratio_text(f.speedup))
@@ -89,7 +89,7 @@ def universal(runs: Runs) -> list[str]:
         "from SmolLM2, which has [another vocabulary](how-it-works/drafters.md#a-model-of-another-vocabulary)."
     )
     header = ["text", "drafter", "MAL", "over AR", "with the prompt"]
-    return ["## Without a head", text, markdown(header, rows), sources(of(runs, UNIVERSAL))]
+    return ["## Without a head", text, markdown(header, rows), sources(of(runs, tuple(UNIVERSAL)))]
 
 
 def paying(runs: Runs) -> list[str]:
