@@ -67,6 +67,14 @@ def test_a_head_is_trained_found_checked_and_removed(target: str, tmp_path: Path
     assert run(["heads", "check", "model"]) == run(["heads", "remove", "smollm2"]) == 2
 
 
+def test_the_head_of_a_base_model_is_checked_on_plain_text(tmp_path: Path, target: str, capsys: Captured) -> None:
+    """It needed a chat template, and so could not be checked."""
+    base = str(write(tmp_path / "base.gguf", layers=3, hidden=64, heads=2, kv_heads=1, context=2048, template=None))
+    assert train(base, tmp_path, "--raw", "--steps", "2") == 0
+    assert run(["heads", "check", "base"]) == 0
+    assert ": MAL " in capsys.readouterr().out
+
+
 def test_a_head_that_is_being_trained_is_not_removed(target: str, tmp_path: Path, capsys: Captured) -> None:
     folder = tmp_path / "heads" / "model-1"
     with locked(folder, "it", folder=True):

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from ..artifacts import locked
+from ..bench.run import encode_turns
 from ..bench.suites import STARTER, load_suite
 from ..config import SamplingParams
 from ..engine.engine import Engine
@@ -20,7 +21,6 @@ from ..models.heads.head_folder import SHIPPED, find_head, head_in
 from ..models.heads.head_format import CONFIG
 from ..models.heads.own_heads import HEAD_RECORD, RECORD, named_head, own_heads
 from ..progress import out
-from ..text.encoding import encode, user
 from .options import NAMES, ComputeOptions, with_options
 
 heads = typer.Typer(
@@ -74,7 +74,7 @@ def check(
     params = SpeculationParams(drafter=str(folder), method="opt-tree", nodes=_NODES)
     model = compute.load(made_for)
     engine, longest = Engine(model, params), model.capabilities.max_length - _TOKENS
-    encoded = [encode(model.tokenizer, user(item.turns[0])) for item in load_suite(STARTER)]
+    encoded = [encode_turns(model, item.turns[:1]) for item in load_suite(STARTER)]
     if not (prompts := [ids for ids in encoded if len(ids) < longest]):
         raise ConfigError(f"{made_for} has a context of {longest + _TOKENS} tokens: too few for any prompt")
     stats = [answer.stats for answer in engine.generate(prompts, SamplingParams(max_tokens=_TOKENS))]
