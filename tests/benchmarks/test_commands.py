@@ -35,7 +35,7 @@ def test_what_is_wrong_is_one_line(name: str, wrong: BaseException, line: str, m
     def failing(*_: object) -> None:
         raise wrong
 
-    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", failing)
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_known_args", failing)
     with pytest.raises(SystemExit) as ended:
         importlib.import_module(name).main()
     assert str(ended.value.code).startswith(line) and "\n" not in str(ended.value.code)
