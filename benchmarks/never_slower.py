@@ -216,8 +216,8 @@ def decoder(target: LanguageModel, tokens: int) -> Decode:
         began = time.perf_counter()
         answers = engine.generate(prompts, params)
         seconds = time.perf_counter() - began
-        tokens, prefill = sum(len(a.token_ids) for a in answers), max(a.stats.seconds.prefill for a in answers)
-        return Timed(tokens, seconds, tokens - len(answers), prefill)
+        count, prefill = sum(len(a.token_ids) for a in answers), max(a.stats.seconds.prefill for a in answers)
+        return Timed(count, seconds, count - len(answers), prefill)
 
     return decode
 

@@ -14,7 +14,7 @@ from draftree.config import MAX_NODES
 from ..quality.answers import read_scores
 from .plan import MOVED
 from .plots import bar_style, line_style, plot
-from .sections import SPEEDS, Chapter, Grid, Part, Runs, Section, Verdict, of, shown, speeds
+from .sections import SPEEDS, Chapter, Grid, Part, Runs, Section, Verdict, correlation, of, shown, speeds
 
 RUNS = ("widths-smollm2", "programs-coder")
 STEPS = ("steps-smollm2",)
@@ -206,11 +206,10 @@ def _saved(run: LoadedRun, base: str, method: str) -> str:
     both = pairs(*(run.by_method[entry.label] for m in (method, base) if (entry := plain(run, m))))
     share = interval([a.seconds / b.seconds for a, b in both])
     layers, seconds = [float(wasted(b) - wasted(a)) for a, b in both], [b.seconds - a.seconds for a, b in both]
-    varied = len({*layers}) > 1 and len({*seconds}) > 1
-    together = f"; the two have a correlation of {statistics.correlation(layers, seconds):.2f}" if varied else ""
     return (
         f"- `{run.path.name}`: `{method}` takes {share.text()} of the time of `{base}` and wastes "
-        f"{interval(layers).text('.1f')} fewer layers a prompt{together}."
+        f"{interval(layers).text('.1f')} fewer layers a prompt; the two have a correlation of "
+        f"{correlation(layers, seconds)}."
     )
 
 

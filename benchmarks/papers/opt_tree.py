@@ -13,7 +13,7 @@ from draftree.bench.results import BINS, AnswerRecord, StepColumns
 from draftree.bench.summary import ALL, Interval, LoadedRun, MethodFigures, paired, ratio_text
 
 from .plots import bar_style, line_style, plot
-from .sections import SPEEDS, Chapter, Grid, Part, Runs, Section, Verdict, of, shown, speeds
+from .sections import SPEEDS, Chapter, Grid, Part, Runs, Section, Verdict, correlation, of, shown, speeds
 
 TREES = ("binary", "eagle", "sequoia", "opt-tree", "eagle2")
 MAIN = ("trees-smollm2", "trees-coder")
@@ -38,8 +38,8 @@ def accepts(run: LoadedRun, method: str, base: str) -> Interval | None:
 
 def fastest(run: LoadedRun, method: str = "opt-tree") -> Entry | None:
     """The contestant of a method whose number of nodes is fastest, as the paper chooses it."""
-    speed = {e: x.mean for e in run.named(method) if (x := run.table[e.label][ALL].speedup_decode)}
-    return max(speed, key=speed.__getitem__, default=None)
+    known = [(x.mean, e.label, e) for e in run.named(method) if (x := run.table[e.label][ALL].speedup_decode)]
+    return max(known)[2] if known else None
 
 
 def mal(record: AnswerRecord) -> float | None:
@@ -91,7 +91,7 @@ def _figure5(runs: Runs) -> Section | None:
             text.append(
                 f"`{run.path.name}`: {len(pairs)} steps, mean E(A) by the drafter's own probabilities "
                 f"{statistics.mean(expected):.2f}, mean acceptance length {statistics.mean(gained):.2f}, correlation "
-                f"{statistics.correlation(expected, gained):.2f}."
+                f"{correlation(expected, gained)}."
             )
     return Section("Figure 5: E(A) and acceptance length", text, figure=("opt-tree-5", made.svg), runs=found)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import statistics
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -59,6 +60,14 @@ SPEEDS = ("MAL", "nodes/step", "over AR")
 def speeds(figures: MethodFigures) -> list[str]:
     """MAL, mean nodes of a step, and speed over AR decoding with the prefill left out."""
     return [number(figures.mal), f"{figures.nodes_per_step or 0:.1f}", ratio_text(figures.speedup_decode)]
+
+
+def correlation(own: Sequence[float], other: Sequence[float]) -> str:
+    """Pearson's, of two columns."""
+    try:
+        return f"{statistics.correlation(own, other):.2f}"
+    except statistics.StatisticsError:
+        return "none, since one is constant"
 
 
 _FILES = ("tree", "classifier")
