@@ -35,7 +35,7 @@ static float *past_inputs(const HeadWalk *head, const State *state) {
     return layer_of(head, state) + head->part->model->cache.states.matrices;
 }
 
-/* The inputs of a token (MoveInput). */
+/* The inputs of a token (RECORDED_INPUT in model.h). */
 static const float *inputs_at(const HeadWalk *head, int32_t input) {
     const int64_t channels = head->part->model->cache.states.channels;
     if (input >= 0)

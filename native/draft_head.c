@@ -56,6 +56,8 @@ static void join_inputs(const Part *part) {
             memcpy(input + hidden, state, (size_t)hidden * sizeof *state);
         else
             memset(input + hidden, 0, (size_t)hidden * sizeof *state);
+        if (draft_head->input_bias && node->features && draft_head->architecture.fuses_states)
+            part->vector->add(input + hidden, draft_head->input_bias, hidden);
     }
 }
 

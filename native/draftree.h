@@ -141,11 +141,11 @@ typedef struct {
 } DraftHeadArchitecture;
 
 /* Version of this interface and of the bits that passes compute: part of a cost profile's identity. */
-#define DRAFTREE_VERSION "13"
+#define DRAFTREE_VERSION "14"
 const char *draftree_version(void);
 
-/* Names of the instruction sets that this CPU runs, separated by spaces, the portable one first. */
-const char *draftree_tiers(void);
+/* Name of an instruction set that this CPU runs, the portable one first; NULL behind the last. */
+const char *draftree_tier_name(int32_t number);
 
 /* Read and pack the weights of a model. files: descriptors of its files, on Windows their handles, which are read
  * before the call returns; sizes: their bytes.

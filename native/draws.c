@@ -134,7 +134,7 @@ static float nucleus_threshold(const Draw *draw) {
 
 /* Noise of at least `wanted` needs a uniform number (52 bits) below this: noise >= r <=> u <= 1 - exp(-exp(-r)). */
 static uint64_t uniform_limit(double wanted) {
-    if (wanted < -30)
+    if (!(wanted >= -30)) /* also where it is no number */
         return UINT64_MAX;
     const double limit = -expm1(-exp(-wanted)) * 0x1p52 * (1 + 1e-9) + 2;
     return limit >= 0x1p53 ? UINT64_MAX : (uint64_t)limit;

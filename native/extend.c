@@ -8,15 +8,9 @@ enum { MOST_PASS_NODES = 1 << 28 }; /* of a pass */
 
 const char *draftree_version(void) { return DRAFTREE_VERSION; }
 
-const char *draftree_tiers(void) {
-    static char names[256];
-    names[0] = '\0';
-    for (int i = 0; tier_at(i); i++) {
-        if (i)
-            strncat(names, " ", sizeof names - strlen(names) - 1);
-        strncat(names, tier_at(i)->name, sizeof names - strlen(names) - 1);
-    }
-    return names;
+const char *draftree_tier_name(int32_t number) {
+    const Tier *tier = tier_at(number);
+    return tier ? tier->name : NULL;
 }
 
 const char *draftree_tier(const Model *model) { return model->tier->name; }

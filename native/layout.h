@@ -1,4 +1,5 @@
-/* How weights and activations lie in memory while a pass reads them: shared by formats.c and the kernels.
+/* How weights and activations lie in memory while a pass reads them: shared by tiles.c, which packs them, and the
+ * kernels.
  *
  * Weights. A tile of a quantized format is a sequence of records. A record is a header with the scales of 16 rows for
  * `record_groups` groups, filled up to 64 bytes, and then the codes of each of these groups; the last record of a tile

@@ -30,11 +30,11 @@ static void quantize_group(const float *values, ActivationGroup *group) {
     __m256i rounded[4];
     UNROLL for (int i = 0; i < 4; i++) {
         parts[i] = _mm256_loadu_ps(values + 8 * i);
-        most = _mm256_max_ps(most, _mm256_and_ps(parts[i], magnitude));
-    }
+        most = _mm256_max_ps(_mm256_and_ps(parts[i], magnitude), most);
+    } /* the second operand where the first is no number, here and below */
     float largest = reduce_max(most);
     const __m256 inverse = _mm256_set1_ps(largest >= 1e-30f ? 127 / largest : 0);
-    UNROLL for (int i = 0; i < 4; i++) /* the second operand where the first is no number */
+    UNROLL for (int i = 0; i < 4; i++)
         rounded[i] = _mm256_cvtps_epi32(_mm256_max_ps(_mm256_mul_ps(parts[i], inverse), _mm256_set1_ps(-127)));
     int low_sum = reduce_add_ints(_mm256_add_epi32(rounded[0], rounded[1]));
     int high_sum = reduce_add_ints(_mm256_add_epi32(rounded[2], rounded[3]));

@@ -18,7 +18,9 @@ typedef IntLanes Codes;
 
 static void quantize_group(const float *values, ActivationGroup *group) {
     __m512 low = _mm512_loadu_ps(values), high = _mm512_loadu_ps(values + 16);
-    float largest = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(low), _mm512_abs_ps(high)));
+    /* max gives the second operand where the first is no number */
+    const __m512 low_magnitude = _mm512_max_ps(_mm512_abs_ps(low), _mm512_setzero_ps());
+    float largest = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(high), low_magnitude));
     __m512 inverse = _mm512_set1_ps(largest >= 1e-30f ? 127 / largest : 0);
     const __m512 least = _mm512_set1_ps(-127); /* also where an activation is no number */
     __m512i low_values = _mm512_cvtps_epi32(_mm512_max_ps(_mm512_mul_ps(low, inverse), least));

@@ -14,13 +14,13 @@ static void quantize_group(const float *values, ActivationGroup *group) {
     float32x4_t parts[8], most = vdupq_n_f32(0);
     UNROLL for (int i = 0; i < 8; i++) {
         parts[i] = vld1q_f32(values + 4 * i);
-        most = vmaxq_f32(most, vabsq_f32(parts[i]));
+        most = vmaxnmq_f32(most, vabsq_f32(parts[i])); /* the other operand where one is no number */
     }
     const float largest = vmaxvq_f32(most), inverse = largest >= 1e-30f ? 127 / largest : 0;
     int sums[2] = {0, 0};
     UNROLL for (int i = 0; i < 4; i++) {
-        int32x4_t low = vcvtnq_s32_f32(vmulq_n_f32(parts[2 * i], inverse));
-        int32x4_t high = vcvtnq_s32_f32(vmulq_n_f32(parts[2 * i + 1], inverse));
+        int32x4_t low = vcvtnq_s32_f32(vmaxnmq_f32(vmulq_n_f32(parts[2 * i], inverse), vdupq_n_f32(-127)));
+        int32x4_t high = vcvtnq_s32_f32(vmaxnmq_f32(vmulq_n_f32(parts[2 * i + 1], inverse), vdupq_n_f32(-127)));
         vst1_s8(group->values + 8 * i, vqmovn_s16(vcombine_s16(vqmovn_s32(low), vqmovn_s32(high))));
         sums[i / 2] += vaddvq_s32(vaddq_s32(low, high));
     }

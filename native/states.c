@@ -75,6 +75,8 @@ static int reserve_tokens(RowStates *states, int32_t cells) {
 
 int reserve_states(const StateSizes *sizes, RowStates *states, int32_t nodes, int32_t count, int32_t in_place,
                    int32_t cells) {
+    if (!count) /* it takes no part: what its nodes lack is read again when it does */
+        return DRAFTREE_OK;
     if (!nodes)
         states->first_record = states->replayed;
     const int64_t kept = (int64_t)states->first_record + nodes - states->unrecorded;

@@ -71,7 +71,8 @@ static void list_children(Tree *tree) {
     }
 }
 
-/* Where the inputs of the token are that comes `back` tokens before the first node of a walk (MoveInput). */
+/* Where the inputs of the token are that comes `back` tokens before the first node of a walk (RECORDED_INPUT in
+ * model.h). */
 static int32_t input_before(int32_t replayed, int32_t back) {
     return back <= replayed ? RECORDED_INPUT - (replayed - back) : -(back - replayed);
 }

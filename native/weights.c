@@ -157,7 +157,7 @@ static int check_tensor(Shape shape, Tensor tensor, const LoadSource *source) {
     name_tensor(&tensor, name);
     if (place->format < 0)
         return shape.optional ? DRAFTREE_OK : fail(message, "the %s is missing", name);
-    if (place->rows != shape.rows || place->columns != shape.columns)
+    if (place->rows < 1 || place->rows != shape.rows || place->columns != shape.columns)
         return fail(message, "the %s is %d x %d where %lld x %lld fits", name, place->rows, place->columns,
                     (long long)shape.rows, (long long)shape.columns);
     const size_t row_bytes = format_row_bytes(place->format, place->columns);

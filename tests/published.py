@@ -64,7 +64,8 @@ class Recipe:
         states: hidden states that it reads.
         rope, flags: of its config; with "float16_cache" the reference rounds keys and values.
         embeddings: it has its own.
-        fc_bias, input_norm: of EAGLE-1: ``fc`` has a bias; the first layer norms its input.
+        fc_bias: ``fc`` has a bias.
+        input_norm: of EAGLE-1: the first layer norms its input.
         qk_norm: queries and keys are normed, as in Qwen3.
         width, wide: of its heads, and of its feed-forward block.
         seed: of its weights.
@@ -195,7 +196,7 @@ _FLAGS = {"norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "l
 KINDS = {
     "eagle3": Recipe(),
     "eagle3 of all tokens": Recipe(drafted=None, ids=(1, 2, 0), flags={"norm_output": True, "fc_norm": True}),
-    "eagle3 of two layers": Recipe(size=48, flags={"num_hidden_layers": 2, "norm_before_residual": True}),
+    "eagle3 of two layers": Recipe(size=48, fc_bias=True, flags={"num_hidden_layers": 2, "norm_before_residual": True}),
     "eagle": Recipe(kind="eagle", drafted=None, fc_bias=True),
     "draftree's own": Recipe(
         kind="eagle", fc_bias=True, input_norm=True, drafted=tuple(range(61)), flags={"embedding_scale": 1.7}
@@ -316,7 +317,7 @@ def reference(
         if config.get("fc_norm"):
             parts = features.chunk(recipe.states, -1)
             features = torch.cat([rms(part, weights[f"fc_norm.{i}.weight"]) for i, part in enumerate(parts)], -1)
-        states = features @ weights["fc.weight"].T
+        states = features @ weights["fc.weight"].T + weights.get("fc.bias", 0)
     else:
         states = features
     text, found, last = list(tokens), [], states[:0]

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 from draftree.cli.main import run
 from draftree.models.heads.head_folder import find_head
+from draftree.models.huggingface.hf_model import HFModel
 from draftree.train import eagle_fit as fit
 from draftree.train import head_data
 from draftree.train import responses as draw
@@ -235,7 +236,7 @@ def test_a_head_that_was_copied_here_is_not_overwritten(
     capsys.readouterr()
     out = Recipe().save(tmp_path / "head")
     assert run(asked(model, prompts, out, "--arch", "eagle3")) == 2
-    assert "has files of something else: name a folder of its own" in complaint(capsys)
+    assert "has a head, but no work that its training goes on from" in complaint(capsys)
 
 
 def test_nothing_to_learn_from_is_said(model: str, prompts: Path, tmp_path: Path, capsys: Captured) -> None:
@@ -300,3 +301,57 @@ def test_a_file_in_another_format_says_which_line(
     (tmp_path / name).write_text(content)
     assert run(asked("./nowhere", tmp_path / name, tmp_path / "head")) == 2
     assert named in complaint(capsys)
+
+
+@pytest.mark.parametrize(("option", "value"), [("--seed", str(2**62 - 1)), ("--responses", str(10**18))])
+def test_options_hold_up_to_their_bounds(option: str, value: str, model: str, prompts: Path, tmp_path: Path) -> None:
+    """A large seed failed after the responses had been drawn, and as many answers took all of the memory."""
+    assert run([*asked(model, prompts, tmp_path / "head"), "--tokens", "60", option, value]) == 0
+
+
+@pytest.mark.parametrize("value", ["1e305", "0", "nan", "inf"])
+def test_hours_have_bounds(value: str, model: str, prompts: Path, tmp_path: Path, capsys: Captured) -> None:
+    assert run(asked(model, prompts, tmp_path / "head", "--hours", value)) == 2
+    assert "--hours" in complaint(capsys)
+
+
+def test_no_more_room_is_taken_than_a_context_has(
+    model: str, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reserved, reserve = list[int](), HFModel.reserve
+
+    def noted(self: HFModel, rows: int, tokens: int) -> None:
+        reserved.append(tokens)
+        reserve(self, rows, tokens)
+
+    monkeypatch.setattr(HFModel, "reserve", noted)
+    given = asked(model, prompts, tmp_path / "head", "--tokens", "40", "--rows", "1")
+    given[given.index("--max-tokens") + 1] = str(10**9)
+    assert run([*given, "--backend", "transformers"]) == 0
+    assert reserved and max(reserved) <= 4096
+
+
+@pytest.mark.parametrize("option", ["--hours", "--tokens", "--responses"])
+def test_another_amount_is_not_taken_for_the_same_training(
+    option: str, model: str, prompts: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    """More hours for a training that had ended changed nothing, and nothing was said."""
+    given = asked(model, prompts, tmp_path / "head")
+    assert run([*given, option, "3"]) == 0
+    capsys.readouterr()
+    assert run([*given, option, "7"]) == 2
+    assert "checkpoint-1.pt" in complaint(capsys)
+    (tmp_path / "head" / "work" / "checkpoint-1.pt").unlink()
+    assert run([*given, option, "7"]) == 0
+
+
+def test_a_head_without_what_it_was_trained_from_is_not_trained_on(
+    model: str, prompts: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    """The user had deleted it as the last line said, and was told that the folder held something else."""
+    given = asked(model, prompts, tmp_path / "head")
+    assert run(given) == 0
+    shutil.rmtree(tmp_path / "head" / "work")
+    capsys.readouterr()
+    assert run(given) == 2
+    assert "has a head, but no work" in complaint(capsys)

@@ -212,8 +212,13 @@ def _head_folder(name: str | Path, architecture: Architecture) -> Path:
     """The folder of a head to train.
 
     Raises:
-        ConfigError: it has something else.
+        ConfigError: it has something else, or a head alone.
     """
+    if is_trained(user_path(name), architecture) and not (user_path(name) / WORK).exists():
+        raise ConfigError(
+            f"{name} has a head, but no {WORK} that its training goes on from: give --out another folder, or remove it "
+            "first ('draftree heads remove' takes one that 'draftree heads' lists)"
+        )
     folder = own_folder(name, "--out", WORK)
     if (folder / "config.json").exists() and not is_trained(folder, architecture):
         raise ConfigError(f"{name} holds another model: give --out a folder of its own")
@@ -263,7 +268,7 @@ def classifier(
     with on_interrupt(lambda: f"interrupted with {store.count} of {most} samples: {GO_ON}"):
         with progress_reporter("collecting samples", most, store.count) as progress:
             drafts.prepare(model)
-            model.reserve(rows + 1, LONGEST_PROMPT + sampling.max_tokens)
+            model.reserve(rows + 1, min(LONGEST_PROMPT + sampling.max_tokens, model.capabilities.max_length))
             collect(store, model, drafts, tokens, most=most, rows=rows, progress=progress)
         learned, kept_apart = store.samples().split(apart)
         with progress_reporter("fitting, epochs", recipe.epochs) as progress:

@@ -223,9 +223,11 @@ class Record:
         self.layer = self.on * layer
 
     def rest(self) -> None:
-        """A step without it is over."""
+        """A step without it is over: where its layers were too dear, what is assumed counts again, in the end."""
         if self.drafting.pausing:
             self.drafting.pausing -= 1
+        if self.token >= 1:
+            self._scale += (1 - self._settings.keep) * (1 - self._scale)
         self.prompts.rest()
 
     def measure(self, seconds: float, layers: int) -> float:

@@ -301,7 +301,7 @@ class Fit:
         """The responses of a step: neighbours in a random order of all of them."""
         size = min(self.recipe.batch, len(self.responses))
         epoch, at = divmod(step, len(self.responses) // size)
-        generator = torch.Generator().manual_seed(self.recipe.seed * 1_000_003 + epoch)
+        generator = torch.Generator().manual_seed((self.recipe.seed * 1_000_003 + epoch) % 2**63)
         chosen = torch.randperm(len(self.responses), generator=generator)[at * size :][:size].tolist()
         return Batch.of([self.responses[i] for i in chosen], self.frozen.weight.device, self.network.features)
 

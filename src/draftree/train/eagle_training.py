@@ -64,7 +64,7 @@ class TrainingLimits(Checked):
         ConfigError: a value is out of range.
     """
 
-    hours: Annotated[float, Interval(gt=0, lt=math.inf)] = option(
+    hours: Annotated[float, Interval(gt=0, le=10_000)] = option(
         "Time for everything, earlier runs of this command included.", 0.5, metavar="H"
     )
     tokens: Count = option("Response tokens to draw, if the hours allow.", 600_000, metavar="N")
@@ -214,9 +214,11 @@ class HeadTraining:
     def _key(self, network: EagleNetwork | None) -> str:
         """Identifies the training: settings, responses that may be drawn, and the network that it starts from."""
         data = [asdict(self.data.recipe), *self.data.tracked.layers]
-        sizes = self.limits.steps, self.limits.feed_forward, self.limits.vocabulary, self.limits.held_out
+        limits = self.limits
+        sizes = limits.steps, limits.feed_forward, limits.vocabulary, limits.held_out
+        amounts = limits.hours, limits.tokens, limits.responses
         init = None if network is None else fingerprint(network.parameters())
-        return hashlib.sha256(json.dumps([asdict(self.recipe), sizes, data, init]).encode()).hexdigest()
+        return hashlib.sha256(json.dumps([asdict(self.recipe), sizes, amounts, data, init]).encode()).hexdigest()
 
     def _round(
         self, fit: Fit, apart: Sequence[Response], until: float, checkpoint: Path, report: ProgressReport

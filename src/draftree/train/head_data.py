@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict
-from itertools import product, repeat
+from itertools import repeat
 from pathlib import Path
 
 import torch
@@ -93,12 +93,13 @@ class HeadData:
         order = by_length([*map(len, self.prompts)], _BATCHES * rows)
 
         def wanted() -> Iterator[int]:
-            for again, prompt in product(range(answers), order):
-                if self.tokens >= tokens or time.monotonic() - began >= seconds:
-                    return
-                number = again * len(self.prompts) + prompt
-                if number not in self.numbers and not (again and prompt < held_out):
-                    yield number
+            for again in range(answers):
+                for prompt in order:
+                    if self.tokens >= tokens or time.monotonic() - began >= seconds:
+                        return
+                    number = again * len(self.prompts) + prompt
+                    if number not in self.numbers and not (again and prompt < held_out):
+                        yield number
 
         recipe = self.recipe
         drawn = respond(

@@ -253,7 +253,7 @@ def respond(
         temperature: of all; None: ``temperature_of`` each.
         states: gives a row's hidden states.
     """
-    target.reserve(rows, max(map(len, prompts)) + max_tokens)
+    target.reserve(rows, min(max(map(len, prompts)) + max_tokens, target.capabilities.max_length))
     engine = Engine(target, Speculation(nodes=1))
     stepper, waiting, running = engine.stepper, iter(numbers), dict[int, EngineRequest]()
     try:

@@ -282,6 +282,18 @@ def test_quantized_layers_compute_the_written_sum(form: Format, library: Library
     assert np.abs(reference - exact).max() < 0.02 * np.abs(exact).max()
 
 
+def test_activations_that_are_no_numbers_hide_no_others(library: Library) -> None:
+    """A NaN took the place of the largest value of its lane, by the width of the instruction set."""
+    rows, x = random_rows(Kind.Q8_0, 19, 768), activations(5, 768)
+    draws = np.random.default_rng(3)
+    x[draws.random(x.shape) < 0.1] = 1e20
+    x[draws.random(x.shape) < 0.2] = np.nan
+    reference = multiplied(library, library.kernels["base"], Kind.Q8_0, rows, x)
+    assert np.isfinite(reference).all()
+    for kernels in library.kernels.values():
+        assert_bits(multiplied(library, kernels, Kind.Q8_0, rows, x), reference)
+
+
 @pytest.mark.parametrize("kind", [Kind.F16, Kind.BF16, Kind.F32], ids=lambda kind: kind.name)
 def test_float_layers_are_one_chain_of_fused_multiply_adds(kind: Kind, library: Library) -> None:
     columns = 70

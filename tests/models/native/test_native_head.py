@@ -44,6 +44,7 @@ RECIPES = {
         BASE, size=96, flags={"num_hidden_layers": 2, "norm_before_residual": True}, seed=1
     ),
     "eagle3, embeddings": replace(BASE, embeddings=True),
+    "eagle3, a bias of fc": replace(BASE, fc_bias=True),
     "eagle3, normed queries": replace(BASE, qk_norm=True),
     "eagle": replace(EAGLE, drafted=None),
     "draftree's own": OWN,

@@ -86,6 +86,19 @@ def test_trees_of_any_shape_have_the_bits_of_their_paths(tier: str, shape: str, 
         assert found[node].tobytes() == texts.bits(prompt + branch)
 
 
+def test_a_row_that_takes_no_part_in_a_pass_keeps_what_it_has(path: Path, texts: Texts) -> None:
+    """Of nodes whose records are lost as many were copied as there were nodes, out of memory that held fewer."""
+    model, tokens = load(path, tiers()[-1], 2), text(1000, seed=4)
+    row, other = model.open(), model.open()
+    extend(model, row, tokens)
+    model.prune(row, range(500), 0)
+    model.extend([row, other], [0, 1], tokens[:1], [-1], [True])
+    assert model.logits(0).tobytes() == texts.bits(tokens[:1])
+    last = text(1, seed=5)
+    (found,) = extend(model, row, last, [499])
+    assert found.tobytes() == texts.bits(tokens[:500] + last)
+
+
 @dataclass
 class Live:
     """A row: what is committed, and its nodes."""
@@ -98,7 +111,7 @@ class Live:
         return path_of(node, self.parents)
 
     def add(self, drawn: random.Random) -> tuple[list[int], list[int]]:
-        count, before = drawn.choice([1, 1, 2, 5, 20, 70, 140, 200]), len(self.tokens)
+        count, before = drawn.choice([0, 1, 1, 2, 5, 20, 70, 140, 200]), len(self.tokens)
         shape = SHAPES[drawn.choice(list(SHAPES))](count)
         below = drawn.choice([before - 1, before - 1, drawn.randrange(-1, before)]) if before else -1
         parents = [below if parent < 0 else before + parent for parent in shape]

@@ -224,3 +224,17 @@ def test_a_model_is_tried_where_three_layers_cost_less_than_two_tokens(
     """Whose target's pass takes ``first`` seconds over one token and ``further`` more for each other."""
     target = Profile(ME, (Point(1, 64, (1, 9), (first, first + 8 * further)),))
     assert may_pay(target, profile(layer)) is pays
+
+
+def test_a_drafter_that_was_slow_for_a_while_drafts_again() -> None:
+    """One stall as a text drafter was measured first, and it never drafted again."""
+    selection = selected(Record(SETTINGS))
+    assert step(selection, 2, 30.0)
+    assert not any(step(selection, 2, 0.01) for _ in range(20))
+    assert sum(step(selection, 2, 0.01) for _ in range(1000)) > 600
+
+
+def test_one_that_is_too_slow_loses_what_any_other_may() -> None:
+    selection = selected(Record(SETTINGS))
+    lost = sum(3.0 for _ in range(2000) if step(selection, 0, 3.0))
+    assert lost <= may_lose(2000, 3.0)

@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from ctypes import POINTER, Structure, byref, c_char_p, c_double, c_float, c_int, c_int32, c_int64, c_void_p
 from dataclasses import astuple, fields
 from functools import cache, partial
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -25,7 +26,7 @@ from ...progress import StoppableProgress
 from ..memory import largest_weights, too_large
 from .architecture import Description, Hyperparameters
 
-VERSION = "13"
+VERSION = "14"
 """``DRAFTREE_VERSION`` of the header that this module was written to."""
 _FILES = {"darwin": "libdraftree.dylib", "win32": "draftree.dll"}
 LIBRARY = Path(__file__).parent / _FILES.get(sys.platform, "libdraftree.so")
@@ -70,7 +71,7 @@ _UNBOUNDED = 2**62
 
 _P, _I, _L = c_void_p, c_int32, c_int64
 _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
-    "tiers": (c_char_p, []),
+    "tier_name": (c_char_p, [_I]),
     "load": (
         c_int,
         [_P, _P, _I, POINTER(CArchitecture), *[_P] * 5, c_int, c_char_p, _L, _P, POINTER(_L), _P, POINTER(_P)],
@@ -142,7 +143,8 @@ def open_library() -> Any:
 
 def tiers() -> list[str]:
     """The instruction sets that this CPU runs, the portable one first."""
-    return str(open_library().draftree_tiers(), "ascii").split()
+    names = map(open_library().draftree_tier_name, count())
+    return [str(name, "ascii") for name in takewhile(bool, names)]
 
 
 def error_of(code: int) -> Exception:
