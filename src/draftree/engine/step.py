@@ -85,6 +85,7 @@ class Stepper:
     Attributes:
         requests: those that hold something, in the order in which they came.
         seconds: what the measured phases of the last step took.
+        read: tokens of prompts that the last step read.
     """
 
     def __init__(self, target: LanguageModel, observers: Sequence[Observer] = (), prefixes: int = 0) -> None:
@@ -92,6 +93,7 @@ class Stepper:
         self._target, self._observers = target, tuple(observers)
         self.requests: dict[EngineRequest, None] = {}
         self.seconds: dict[str, float] = {}
+        self.read = 0
         self._leaders: dict[EngineRequest, tuple[EngineRequest, int]] = {}
         """Request that waits -> the one that reads the beginning of both texts, and how many tokens that has."""
 
@@ -174,10 +176,12 @@ class Stepper:
             else:
                 reading.append((request, row))
                 unread_tokens.append(unread if request.params.prompt_logprobs is None else min(unread, _SCORED))
+        self.read = 0
         if prompt_tokens is not None and reading:
             unread_tokens = _shares(unread_tokens, prompt_tokens)
         for (request, row), count in zip(reading, unread_tokens, strict=True):
             if count:
+                self.read += count
                 end = row.length + count
                 tokens, ends = request.ids[row.length : end], end == len(request.ids)
                 feeds.append(_Feed(request, row, tokens, False, ends, request.params.prompt_logprobs))
