@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,18 +15,25 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from draftree.config import SamplingParams
+from draftree.drafters import grow as growing
+from draftree.drafters.draft_model import ModelSource
+from draftree.drafters.grow import TreeDrafter
+from draftree.drafters.ngram import NgramSource
 from draftree.drafters.registry import load_drafter
 from draftree.engine.engine import Engine
 from draftree.engine.speculation import Speculation, SpeculationParams
 from draftree.errors import ConfigError
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.models.loading import load
+from draftree.papers.cascade import CascadeSource, LoopBack
 from draftree.policies.fixed import StaticTree
 from draftree.sampling.constraint import ConstraintState, TextEnded, followed
 from draftree.sampling.grammar import Function, Grammar, Grammars
 from draftree.text.encoding import CALL_TAGS, call_text
 
 from . import tiny_gguf
+from .scripted import ScriptedModel
+from .test_constraint import Drafted
 from .tiny import BYTES_VOCAB, VOCAB, bytes_tokenizer, save_gguf, tiny, tiny_tokenizer
 from .toy import ToyModel
 
@@ -110,12 +118,12 @@ def test_what_cannot_be_enforced_is_refused_in_one_line(
 def test_patterns_that_explode_elsewhere_do_not(grammars: Grammars, pattern: str) -> None:
     """Their automata are built as far as a text goes, and no further than a bound."""
     state = grammars.regex(pattern).start()
-    try:
-        for token in TOKENIZER.encode("x" * 60 if "x" in pattern else "a" * 60):
-            assert state.allows(token)
-            state = followed(state, [token])
-    except ConfigError as error:
-        assert "too many expressions" in str(error)
+    for token in TOKENIZER.encode("x" * 60 if "x" in pattern else "a" * 60):
+        if state.dead_end is not None:
+            assert "too many expressions" in state.dead_end and not state.allows(token)
+            break
+        assert state.allows(token)
+        state = followed(state, [token])
 
 
 def test_states_stay_as_they_are(grammars: Grammars) -> None:
@@ -335,3 +343,60 @@ def test_masks_are_as_wide_as_the_vocabulary(vocab: int) -> None:
     """llguidance gave one word more where 32 divides it, which no other rule of tokens could be joined with."""
     mask = Grammars(BYTES, vocab, {EOS}).json_schema({"type": "object"}).start().mask
     assert mask is not None and len(mask) == -(-vocab // 32)
+
+
+KEYS = {"type": "object", "patternProperties": {"^[ab]$": {}}, "additionalProperties": False}
+DEAD_ENDS: dict[str, tuple[PreTrainedTokenizerFast, Callable[[Grammars], Grammar], str, str, str]] = {
+    "keys": (BYTES, lambda g: g.json_schema(KEYS), '{"a": 1, "b": 2}', '{"a": 1, "a": 2}', "each key"),
+    "vocabulary": (TOKENIZER, lambda g: g.regex("x(yB|z)"), "xz", "xy", "vocabulary"),
+}
+"""Tokenizer, grammar, a text of it, another one that it cannot go on with, and why."""
+
+
+def speaking(script: str, tokenizer: PreTrainedTokenizerFast, draft: str, way: str = "model") -> Engine:
+    """An engine whose target says a text, and whose draft model says another."""
+    source = ModelSource(ScriptedModel(draft, tokenizer), BYTES_VOCAB)
+    loop = LoopBack(tau=math.inf, rejected="on")
+    made = CascadeSource(NgramSource(1), source, StaticTree(1, 4), loop) if way == "cascade" else source
+    return Engine(ScriptedModel(script, tokenizer), Speculation(TreeDrafter(StaticTree(1, 9), made), 12))
+
+
+@pytest.mark.parametrize("in_c", [True, False])
+@pytest.mark.parametrize("way", ["model", "cascade"])
+@pytest.mark.parametrize("why", DEAD_ENDS)
+def test_a_draft_into_a_dead_end_fails_no_text_that_never_comes_there(
+    why: str, way: str, in_c: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the draft ran into was raised as if the text had come there."""
+    if not in_c:
+        monkeypatch.setattr(growing, "grows_by_rule", lambda policy: False)
+    tokenizer, make, text, drafted, _ = DEAD_ENDS[why]
+    grammar, seen = make(Grammars(tokenizer, BYTES_VOCAB, {EOS})), Drafted()
+    handle = speaking(text, tokenizer, drafted, way).submit("q", SamplingParams(constraint=grammar), observers=[seen])
+    assert handle.result().text == text
+    assert any(followed(grammar.start(), path).dead_end for path in seen.paths)
+
+
+@pytest.mark.parametrize("draft", ["its own", "another"])
+@pytest.mark.parametrize("why", DEAD_ENDS)
+def test_a_text_that_comes_to_a_dead_end_fails_there_alone(why: str, draft: str) -> None:
+    """Its tokens are those of AR decoding, and none that the grammar rules out is among them."""
+    tokenizer, make, other, text, reason = DEAD_ENDS[why]
+    params = SamplingParams(constraint=make(Grammars(tokenizer, BYTES_VOCAB, {EOS})))
+    engine = speaking(text, tokenizer, text if draft == "its own" else other)
+    handles = [engine.submit("q", params, way) for way in (None, Speculation())]
+    free = engine.submit("q", SamplingParams(max_tokens=40))
+    for handle in handles:
+        with pytest.raises(ConfigError, match=reason):
+            handle.result()
+    drafted, alone = (handle.request.output_ids for handle in handles)
+    assert drafted == alone == [chunk.token for chunk in handles[0].request.chunks]
+    assert followed(params.constraint.start(), alone).dead_end  # type: ignore[union-attr]
+    assert free.result().text == text
+
+
+def test_a_dead_end_behind_the_end_of_a_text_does_not_matter() -> None:
+    tokenizer, make, _, text, _ = DEAD_ENDS["keys"]
+    params = SamplingParams(constraint=make(Grammars(tokenizer, BYTES_VOCAB, {EOS})), stop=(", ",))
+    found = speaking(text, tokenizer, text).generate(["q"], params)[0]
+    assert (found.text, found.finish_reason) == ('{"a": 1', "stop")

@@ -15,6 +15,7 @@ from draftree.engine.speculation import EngineRequest, Speculation
 from draftree.errors import ConfigError, FieldError, QueueFullError
 from draftree.models.base import Nodes, Row
 from draftree.papers.opt_tree import OptTree
+from draftree.request import Outcome
 from draftree.scores import Scores
 from draftree.text.detokenizer import NoText
 
@@ -376,3 +377,39 @@ def test_who_leaves_while_a_long_prompt_is_read_is_read_no_further() -> None:
     handle = Engine(model).submit([i % 6 for i in range(1000)], SamplingParams(max_tokens=9))
     assert handle.result().finish_reason == "cancelled"
     assert read == [256] and handle.request.row is None
+
+
+@pytest.mark.parametrize("kind", ["one", "two that begin alike", "with log-probabilities"])
+def test_the_size_of_chunks_follows_what_was_read(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waited or was read in parts of 64 tokens counted as read: chunks grew to 512, and the next prompt's stalled
+    streams for five steps."""
+    clock = Timed(monkeypatch, 0.01)
+    engine, endless = Engine(clock.model), SamplingParams(max_tokens=500, ignore_eos=True)
+    stream = engine.submit((1, 2), endless)
+    engine.wait(lambda: len(stream.request.chunks) >= 4)
+    seen, fed, extend, observe = list[int](), list[int](), clock.model.extend, engine.scheduler.observe
+
+    def noted(read: int, outcomes: Sequence[Outcome], seconds: float) -> None:
+        seen.append(read)
+        observe(read, outcomes, seconds)
+
+    def counted(rows: Sequence[Row], nodes: Sequence[Nodes]) -> Scores:
+        fed.append(sum(len(new.tokens) for row, new in zip(rows, nodes, strict=True) if row is not stream.request.row))
+        return extend(rows, nodes)
+
+    monkeypatch.setattr(engine.scheduler, "observe", noted)
+    monkeypatch.setattr(clock.model, "extend", counted)
+    prompt = [i % 6 for i in range(1000)]
+    last = SamplingParams(max_tokens=1, prompt_logprobs=1 if kind == "with log-probabilities" else None)
+    prompts = [[*prompt, 1], [*prompt, 2]] if kind == "two that begin alike" else [prompt]
+    handles = [engine.submit(each, last) for each in prompts]
+    while not all(handle.done for handle in handles):
+        engine.advance()
+    assert seen == fed and sum(fed) >= 1000
+    late, gaps = engine.submit([5, *prompt], SamplingParams(max_tokens=1)), list[float]()
+    while not late.done:
+        began = clock.now
+        engine.advance()
+        gaps.append(clock.now - began)
+    assert max(gaps) <= 3
+    stream.cancel()

@@ -16,10 +16,12 @@ from draftree.config import Processor, SamplingParams
 from draftree.drafters.base import DraftSource
 from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.grow import TreeDrafter
+from draftree.drafters.ngram import NgramSource
 from draftree.engine.engine import Engine
 from draftree.engine.speculation import Speculation
 from draftree.errors import ConfigError, FieldError, InputError
 from draftree.models.huggingface.hf_model import HFModel
+from draftree.papers.cascade import CascadeSource
 from draftree.papers.opt_tree import OptTree
 from draftree.policies.base import GrowthPolicy
 from draftree.policies.fixed import StaticTree
@@ -173,7 +175,8 @@ def test_where_nothing_may_come_that_request_ends_alone_and_no_draft_runs_into_i
     alone = ends(Engine(model()))
     assert {type(end) for end in alone} == {str, list}
     assert all("no token may come next" in end for end in alone if isinstance(end, str))
-    for source in sources().values():
+    cascade = CascadeSource(NgramSource(1), ModelSource(model(8), VOCAB), StaticTree(width=1, depth=4))
+    for source in (*sources().values(), cascade):
         assert ends(Engine(model(), Speculation(TreeDrafter(StaticTree(width=3, depth=3), source), 30))) == alone
 
 

@@ -14,12 +14,13 @@ import torch
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from draftree.config import SamplingParams
+from draftree.drafters.base import Drafter
 from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.ngram import NgramSource
 from draftree.engine.engine import Engine
 from draftree.engine.speculation import Observer, Speculation
 from draftree.engine.trace import Trace, plain
-from draftree.errors import ConfigError, DraftreeWarning
+from draftree.errors import ConfigError, DraftreeWarning, RunError
 from draftree.integrations.hf_generate import as_processor
 from draftree.policies.methods import METHODS
 from draftree.request import Outcome, Request
@@ -282,3 +283,44 @@ def test_an_observer_of_one_request_is_notified_of_that_alone_and_before_it_is_d
     assert own.requests == own.ended == [request] and own.done == [False]
     assert [o for o, _ in own.outcomes] == [o for o, _ in whole.outcomes if o.request is request] != []
     assert len(whole.ended) == 3 and all(handle.done for handle in handles)
+
+
+class _FaultError(Exception):
+    """What a drafter or an observer raises."""
+
+
+class _FaultyDrafter(Drafter):
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
+        raise _FaultError
+
+
+class _FaultyObserver(Observer):
+    def stepped(self, outcomes: Sequence[Outcome]) -> None:
+        raise _FaultError
+
+
+@pytest.mark.parametrize("at_fault", ["drafter", "observer"])
+def test_a_failure_beside_them_takes_nothing_from_other_requests(at_fault: str, tmp_path: Path) -> None:
+    """One whose prompt ended in that step ended by a KeyError of the trace; another lost its record of the step."""
+    with Trace(tmp_path / "t.jsonl") as trace:
+        witness = Witness()
+        engine, params = _engine(trace, witness), SamplingParams(max_tokens=9)
+        faulty = Speculation(_FaultyDrafter()) if at_fault == "drafter" else None
+        observers = [_FaultyObserver()] if at_fault == "observer" else []
+        failing = engine.submit(PROMPTS[0], params, faulty, observers=observers)
+        going = engine.submit(PROMPTS[1], params, Speculation())
+        engine.advance()
+        began = engine.submit(PROMPTS[2], params)
+        engine.advance()
+        with pytest.raises((_FaultError, RunError)):
+            failing.result()
+        for handle, prompt in ((going, PROMPTS[1]), (began, PROMPTS[2])):
+            assert handle.result().token_ids == _engine().generate([prompt], params)[0].token_ids
+            assert handle.request.stats.tokens == 9 and handle.request.stats.seconds.prefill > 0
+    assert began.request in witness.requests
+    records = _lines(tmp_path / "t.jsonl")
+    for number, handle in ((1, going), (2, began)):
+        ours = [record for record in records if record.get("request") == number]
+        assert [record["kind"] for record in ours if record["kind"] != "step"] == ["request", "end"]
+        gained = [t for s in ours if s["kind"] == "step" for t in s["tokens"][: s["taken"]]]
+        assert [ours[0]["first"], *gained] == handle.request.output_ids

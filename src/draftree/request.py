@@ -260,8 +260,8 @@ class Request:
         self.decodes, first, params = True, len(self.chunks), self.params
         depths = [*range(1, accepted + 1), *[0] * (len(tokens) - accepted)]
         scored: Sequence[Logprobs | None] = logprobs or [None] * len(tokens)
-        # a criterion sees no token behind a stop string
-        for run in [[token] for token in tokens] if params.criteria else [tokens]:
+        # a criterion sees no token behind a stop string, and a dead end there does not matter
+        for run in [[token] for token in tokens] if params.criteria or self.draws.state else [tokens]:
             start, done, why = len(self.ids), len(self.chunks) - first, self._add(run)
             added: list[int | None] = [*self.ids[start:]]
             if why in ("eos", "stop") and not params.include_stop_str_in_output:
@@ -280,9 +280,9 @@ class Request:
     def _add(self, tokens: Sequence[int]) -> str | None:
         """Add tokens up to the one that ends the request, if one does by itself; returns why."""
         for token in tokens:
-            self.ids.append(token)
             if self.draws.state is not None:
                 self.draws.state = followed(self.draws.state, [token])
+            self.ids.append(token)
             if (why := self._ends.get(token)) is not None:
                 return why
             if self.params.criteria:

@@ -7,17 +7,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
-from draftree.config import Budget
+from draftree.config import Budget, SamplingParams
+from draftree.drafters.draft_model import ModelSource
+from draftree.drafters.grow import TreeDrafter
+from draftree.drafters.ngram import NgramSource
+from draftree.engine.engine import Engine
+from draftree.engine.speculation import Speculation
 from draftree.errors import ConfigError
+from draftree.papers.cascade import CascadeSource
 from draftree.policies.base import Child, Frontier, GrowthPolicy, Plan, Pool, best_per_request
 from draftree.policies.fixed import StaticTree
+from draftree.request import Outcome
 from draftree.tree import ROOT, DraftTree
 
-from ..toy import Path, Script, ScriptedScorer, trees_of
+from ..pairs import begun
+from ..toy import Path, Script, ScriptedScorer, ToyModel, trees_of
 
 WIDTH = 4
 
@@ -268,3 +278,36 @@ def test_a_policy_that_keeps_more_than_the_budget_is_refused() -> None:
 
     with pytest.raises(ConfigError, match="6 nodes of 3"):
         trees_of(ScriptedScorer(even([-0.5, -0.6])), Greedy(2, 2), [Budget(3, 9)])
+
+
+class _Planned(StaticTree):
+    """Observes that outcomes are those of its plan."""
+
+    def observe(self, plan: Plan, outcomes: Sequence[Outcome]) -> None:
+        assert len(plan.budgets) == len(outcomes)
+        assert all(budget.nodes or not len(o.tree) for budget, o in zip(plan.budgets, outcomes, strict=True))
+
+
+@pytest.mark.parametrize("way", ["model", "cascade"])
+def test_what_a_failed_step_proposed_is_never_observed(way: str) -> None:
+    """The next step, where it drafted nothing, taught the policy from other texts; a cascade failed it."""
+
+    def fails(ids: NDArray[np.int64], logits: NDArray[np.float32]) -> NDArray[np.float32]:
+        if len(ids) > 3:
+            raise ZeroDivisionError
+        return logits
+
+    source = ModelSource(ToyModel(6), 6)
+    made = CascadeSource(NgramSource(), source, StaticTree(1, 2)) if way == "cascade" else source
+    engine = Engine(ToyModel(6), Speculation(TreeDrafter(_Planned(1, 3), made), 6))
+    params = SamplingParams(max_tokens=9)
+    bad = begun(engine.stepper, engine.request([1, 2, 3], SamplingParams(max_tokens=9, processors=(fails,))))
+    good = begun(engine.stepper, engine.request([4, 5], params))
+    with pytest.raises(ZeroDivisionError):
+        engine.stepper.step([bad, good])
+    engine.stepper.close(bad)
+    engine.stepper.step([good], nodes=0)
+    while good.finish_reason is None:
+        engine.stepper.step([good])
+    engine.stepper.close(good)
+    assert good.output_ids == Engine(ToyModel(6)).generate([[4, 5]], params)[0].token_ids

@@ -110,6 +110,15 @@ def test_what_it_cannot_do_is_refused_by_name(options: dict[str, object]) -> Non
         _generate(_model(), PROMPT, FULL, max_new_tokens=3, custom_generate=draftree.generate_with, **options)
 
 
+@pytest.mark.parametrize("chosen", [None, draftree.SpeculationParams(drafter="lookup")])
+def test_one_callable_serves_several_models(chosen: draftree.SpeculationParams | None) -> None:
+    """The second model was refused: the policy had learned for the first."""
+    ours, options = draftree.custom_generate(chosen), {"do_sample": False, "max_new_tokens": 9, "pad_token_id": 0}
+    for kind in ("llama", "gpt2"):
+        want = _generate(tiny(kind), PROMPT, FULL, **options)
+        assert _generate(tiny(kind), PROMPT, FULL, custom_generate=ours, **options) == want
+
+
 def test_a_verification_is_chosen_by_name_and_refused_before_anything_is_loaded() -> None:
     ours = draftree.custom_generate(
         draftree.SpeculationParams(drafter="self", method="chain", verification="multi-round"), seed=3

@@ -8,6 +8,8 @@ import pytest
 
 from draftree.config import DEFAULT_NODES, MAX_NODES, Budget
 from draftree.drafters.grow import grow
+from draftree.engine.engine import Engine
+from draftree.engine.speculation import SpeculationParams
 from draftree.errors import ConfigError, UnknownNameError
 from draftree.papers.entropy_trees import BranchingSteps, EntropyStop, EntropyTree
 from draftree.papers.hsddw import DynamicWindow
@@ -16,7 +18,7 @@ from draftree.policies.fixed import StaticTree
 from draftree.policies.methods import DEFAULT_METHOD, METHODS, find_method, find_policy
 
 from ..drafters.test_ensemble import request_of
-from ..toy import ScriptedScorer
+from ..toy import ScriptedScorer, ToyModel
 
 NUMBERS = [
     (m.name, key, value) for m in METHODS.values() for key, value in m.settings.items() if not isinstance(value, str)
@@ -164,3 +166,17 @@ def test_a_number_that_is_not_whole_is_refused_where_a_whole_one_is_needed(value
         find_policy("static", {"width": value})
     with pytest.raises(ConfigError, match="width"):
         StaticTree(width=value)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", sorted({*METHODS} - {"sequoia", "c2t"}))
+def test_params_give_each_engine_a_policy_of_its_own(name: str) -> None:
+    """The second engine of the same params was refused, or reset what the first one's policy had learned."""
+    params, models = SpeculationParams(drafter="lookup", method=name), [ToyModel(5), ToyModel(6), ToyModel(6)]
+    policies = [Engine(model, params).speculation.drafter.policy for model in models]
+    assert len({*map(id, policies)}) == len(models)
+
+
+def test_a_policy_that_is_given_is_every_engines() -> None:
+    given = StaticTree(2, 3)
+    params = SpeculationParams(drafter="lookup", method=given)
+    assert all(Engine(ToyModel(vocab), params).speculation.drafter.policy is given for vocab in (5, 6))

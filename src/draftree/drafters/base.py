@@ -249,6 +249,11 @@ class DraftSource(ABC):
                 ignore it.
         """
 
+    def forget(self) -> None:
+        """The last proposal will not be observed: its step failed."""
+        for source in self.sources:
+            source.forget()
+
     def enable(self, parts: Sequence[bool]) -> None:  # noqa: B027
         """Which of its ``parts`` draft from now on."""
 

@@ -102,6 +102,9 @@ class TreeDrafter(Drafter):
         began, passes = time.perf_counter(), sum(map(_own_passes, self._sources))
         trees = [DraftTree.empty()] * len(requests)
         self._grown_natively, self.part_seconds = False, ()
+        if self._plan is not None:
+            self._plan = None
+            self.source.forget()
         native = None if sampler or not grows_by_rule(type(self.policy)) else self._native
         if native and native.knows_nothing(requests):
             self._plan = Plan([Budget(0)] * len(requests))

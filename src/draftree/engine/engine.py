@@ -378,15 +378,14 @@ class Engine:
         worked |= self._end()
         if self.scheduler.waiting:
             self._admit()
-        running, unread = list[EngineRequest](), 0
+        running = list[EngineRequest]()
         for job in self.scheduler.running:
-            if (request := job.request).finish_reason is None:
-                running.append(request)
-                unread += 0 if request.decodes else request.unread
+            if job.request.finish_reason is None:
+                running.append(job.request)
         began = time.perf_counter()
         prompt_tokens, nodes = self.scheduler.limits
         if outcomes := self._step(running, prompt_tokens, nodes):
-            self.scheduler.observe(min(unread, prompt_tokens), outcomes, time.perf_counter() - began)
+            self.scheduler.observe(self.stepper.read, outcomes, time.perf_counter() - began)
         if any(map(attrgetter("finish_reason"), running)):
             self._end()
         return worked or bool(running)

@@ -99,8 +99,9 @@ class SpeculationParams:
         return (str(drafter), *named, settings, self.nodes, self.candidates)
 
     def made_for(self, target: LanguageModel) -> Speculation:
-        """Load the drafter."""
-        drafter = load_drafter(self.spec, target, self.policy, learning=not self.scheme.sampler)
+        """Load the drafter, with a policy of its own unless ``method`` is one."""
+        policy = find_policy(self.method, self.settings)
+        drafter = load_drafter(self.spec, target, policy, learning=not self.scheme.sampler)
         return Speculation(drafter, self.nodes, self.scheme)
 
 

@@ -9,10 +9,10 @@ with the next tokens of it in place of a tree; when the last of them is read, it
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from operator import attrgetter
 from typing import Concatenate, ParamSpec, TypeVar
 
@@ -37,6 +37,7 @@ _Groups = list[tuple[Drafter, list[EngineRequest]]]
 _Trees = dict[EngineRequest, DraftTree]
 _Verdicts = dict[EngineRequest, Verdict]
 _TokenLogprobs = dict[EngineRequest, list[Logprobs]]
+_Calls = list[Callable[[], object]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,6 +86,7 @@ class Stepper:
     Attributes:
         requests: those that hold something, in the order in which they came.
         seconds: what the measured phases of the last step took.
+        read: tokens of prompts that the last step read.
     """
 
     def __init__(self, target: LanguageModel, observers: Sequence[Observer] = (), prefixes: int = 0) -> None:
@@ -92,6 +94,7 @@ class Stepper:
         self._target, self._observers = target, tuple(observers)
         self.requests: dict[EngineRequest, None] = {}
         self.seconds: dict[str, float] = {}
+        self.read = 0
         self._leaders: dict[EngineRequest, tuple[EngineRequest, int]] = {}
         """Request that waits -> the one that reads the beginning of both texts, and how many tokens that has."""
 
@@ -174,10 +177,12 @@ class Stepper:
             else:
                 reading.append((request, row))
                 unread_tokens.append(unread if request.params.prompt_logprobs is None else min(unread, _SCORED))
+        self.read = 0
         if prompt_tokens is not None and reading:
             unread_tokens = _shares(unread_tokens, prompt_tokens)
         for (request, row), count in zip(reading, unread_tokens, strict=True):
             if count:
+                self.read += count
                 end = row.length + count
                 tokens, ends = request.ids[row.length : end], end == len(request.ids)
                 feeds.append(_Feed(request, row, tokens, False, ends, request.params.prompt_logprobs))
@@ -274,7 +279,11 @@ class Stepper:
         verdicts: _Verdicts,
         taken: dict[EngineRequest, int],
     ) -> dict[EngineRequest, Outcome]:
-        """Let drafters, statistics and observers know what became of the trees, and whose prompts are read."""
+        """Let drafters, statistics and observers know whose prompts are read, and what became of the trees.
+
+        All are notified, even where one of them fails: the others' requests go on.
+        """
+        calls, errors = _Calls(), list[Exception]()
         draft, verify, other = 0.0, self.seconds["_verify"], self.seconds["_commit"]
         all_outcomes = dict[EngineRequest, Outcome]()
         for drafter, requests in groups:
@@ -284,23 +293,37 @@ class Stepper:
             for request in requests:
                 path, tokens = verdicts[request].path, verdicts[request].tokens
                 outcomes.append(Outcome(request, trees[request], path, tokens, taken[request], cost))
-            call_named(f"drafter {drafter.name}: observe", drafter.observe, outcomes)
+            calls.append(partial(call_named, f"drafter {drafter.name}: observe", drafter.observe, outcomes))
             for outcome in outcomes:
-                count(outcome, drafter)
+                calls.append(partial(count, outcome, drafter))
             for observer in self._observers:
-                observer.stepped(outcomes)
+                calls.append(partial(observer.stepped, outcomes))
             for request, outcome in zip(requests, outcomes, strict=True):
                 all_outcomes[request] = outcome
                 for observer in request.observers:
-                    observer.stepped([outcome])
+                    calls.append(partial(observer.stepped, [outcome]))
+        if self.read:
+            calls = [*self._begun(feeds, taken, draft + verify + other), *calls]
+        for call in calls:
+            try:
+                call()
+            except Exception as error:  # noqa: BLE001 - the first one is raised
+                errors.append(error)
+        if errors:
+            raise errors[0]
+        return all_outcomes
+
+    def _begun(
+        self, feeds: Sequence[_Feed], taken: dict[EngineRequest, int], seconds: float
+    ) -> Iterator[Callable[[], object]]:
+        """Count the step for the requests whose prompts it read; the calls that notify observers of prompts' ends."""
         for feed in feeds:
             if not feed.decodes:
-                feed.request.stats.seconds.prefill += draft + verify + other
+                feed.request.stats.seconds.prefill += seconds
                 if feed.ends:
                     feed.request.stats.tokens = taken[feed.request]
                     for observer in (*self._observers, *feed.request.observers):
-                        observer.opened(feed.request)
-        return all_outcomes
+                        yield partial(observer.opened, feed.request)
 
     def close(self, request: EngineRequest) -> None:
         """Free what a request holds in the models; its tokens and figures stay readable. Twice is harmless.

@@ -333,6 +333,10 @@ class CascadeSource(DraftSource):
         self.fits[request] = self.lower.fit(request, budget), self.upper.fit(request, budget)
         return self.fits[request][1]
 
+    def forget(self) -> None:
+        self._rounds = None
+        super().forget()
+
     def scorer(self, requests: Sequence[Request], coupled: bool) -> Scorer:
         rounds = self._rounds = _Rounds(self, requests, coupled)
         return _TrieScorer(rounds.predict, rounds.tries, [(b, ROOT) for b in range(len(requests))])

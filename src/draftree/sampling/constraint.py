@@ -30,6 +30,11 @@ class ConstraintState(ABC):
         """[ceil(V / 32)] uint32, bit t % 32 of entry t // 32: token t may come next; None: any may."""
 
     @property
+    def dead_end(self) -> str | None:
+        """Why no token may come next; None: one may. Drafts may come here: whoever draws a token raises it."""
+        return None
+
+    @property
     def forced(self) -> int | None:
         """The token that begins what must come next, as the tokenizer spells it; None: nothing is known."""
         return None
@@ -70,11 +75,14 @@ def followed(state: ConstraintState, tokens: Iterable[int]) -> ConstraintState:
     """The state after tokens that were drawn under the constraint.
 
     Raises:
+        ConfigError: no token could come there.
         RunError: one of them was not.
     """
     for token in tokens:
         after = state.after(token)
         if after is None:
+            if (reason := state.dead_end) is not None:
+                raise ConfigError(reason)
             raise RunError(f"token {token} does not fit the constraint: it was drawn without it")
         state = after
     return state
@@ -103,22 +111,22 @@ class RuleState(ConstraintState):
     def forced(self) -> int | None:
         return None if self._inner is None else self._inner.forced
 
-    def after(self, token: int) -> ConstraintState | None:
-        """See ``ConstraintState``.
+    @property
+    def dead_end(self) -> str | None:
+        inner = None if self._inner is None else self._inner.dead_end
+        if inner is not None or self.mask.any():
+            return inner
+        return (
+            "no token may come next: bad_words, allowed_token_ids and the constraint rule out all of them: loosen one "
+            "of them"
+        )
 
-        Raises:
-            ConfigError: no token may come next.
-        """
+    def after(self, token: int) -> ConstraintState | None:
         if token not in self._after:
             self._after[token] = self._next(token)
         return self._after[token]
 
     def _next(self, token: int) -> ConstraintState | None:
-        if not self.mask.any():
-            raise ConfigError(
-                "no token may come next: bad_words, allowed_token_ids and the constraint rule out all of them: loosen "
-                "one of them"
-            )
         if not self.allows(token):
             return None
         rules = self._rules

@@ -146,24 +146,31 @@ class GrammarState(ConstraintState):
         self._matcher, self._grammars, self._keys = matcher, grammars, keys
         self._after: dict[int, ConstraintState | None] = {}
 
-    @cached_property
+    @property
     def mask(self) -> NDArray[np.uint32]:
-        """See ``ConstraintState``.
+        return self._found[0]
 
-        Raises:
-            ConfigError: the grammar is too complex here, or the vocabulary cannot spell what it asks for.
-        """
+    @property
+    def dead_end(self) -> str | None:
+        return self._found[1]
+
+    @cached_property
+    def _found(self) -> tuple[NDArray[np.uint32], str | None]:
+        """The mask, and why it allows nothing, if it does not."""
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint32)  # it may have one more than V needs
         mask = bits[: self._grammars.words].copy()
+        reason = None
         if self._matcher.is_error():
-            raise ConfigError(f"the grammar cannot be followed: {_brief(self._matcher.get_error())}: simplify it")
-        if not self._fits(mask):
-            raise ConfigError("the grammar cannot be followed: no token of the model's vocabulary fits here")
-        if self._keys is not None:
+            reason = f"{_brief(self._matcher.get_error())}: simplify it"
+        elif not self._fits(mask):
+            reason = "no token of the model's vocabulary fits here"
+        elif self._keys is not None:
             clear(mask, self._grammars.key_tokens.repeating(self._keys, mask))
             if not mask.any():
-                raise ConfigError("the grammar cannot be followed: its object has each key that may come already")
-        return mask
+                reason = "its object has each key that may come already"
+        if reason is None:
+            return mask, None
+        return np.zeros_like(mask), f"the grammar cannot be followed: {reason}"
 
     def _fits(self, mask: NDArray[np.uint32]) -> bool:
         """A token does; llguidance allows one that does not where none does."""
@@ -363,7 +370,8 @@ class Grammars:
         if matcher.is_error():
             raise ConfigError(f"the {kind} cannot be used: {_brief(matcher.get_error())}")
         compiled = Grammar(matcher, self, keys)
-        _ = compiled.start().mask  # what cannot even begin is found now
+        if (reason := compiled.start().dead_end) is not None:
+            raise ConfigError(reason)
         return compiled
 
 
