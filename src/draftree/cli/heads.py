@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from ..artifacts import locked
+from ..artifacts import locked, user_path
 from ..bench.run import encode_turns
 from ..bench.suites import STARTER, load_suite
 from ..config import SamplingParams
@@ -67,7 +67,8 @@ def check(
     compute: ComputeOptions,
 ) -> None:
     """Measure how often a head is right on 20 prompts that come with draftree for no training."""
-    folder = Path(name) if (Path(name) / CONFIG).is_file() else named_head(name, shipped(SHIPPED))
+    given = user_path(name)
+    folder = given if (given / CONFIG).is_file() else named_head(name, shipped(SHIPPED))
     made_for = target or head_in(folder).target
     if made_for is None:
         raise ConfigError(f"draft head {folder} does not name its target: give --target")
