@@ -43,10 +43,13 @@ class PrefixCache:
             return self._model.open()
         if length not in shared:
             return self._model.fork(live[live_shared.index(length)][1], length)
-        text, row = self._rows.pop(shared.index(length))
+        at = shared.index(length)
+        text, row = self._rows[at]
         if length == row.length:
+            del self._rows[at]
             return row
         forked = self._model.fork(row, length)
+        del self._rows[at]
         if length == len(text):
             self._model.close(row)
         else:
