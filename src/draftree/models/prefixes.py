@@ -75,7 +75,7 @@ class PrefixCache:
         """
         self._model.commit(row, [])
         self._rows.append((ids[: row.length], row))
-        while len(self._rows) > self._most or not self._model.holds([2 * length for length in self.lengths]):
+        while len(self._rows) > self._most or not self._model.holds(2 * self.lengths):
             self.evict()
 
     def evict(self) -> None:
