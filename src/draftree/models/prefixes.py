@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect
 from collections.abc import Sequence
+from weakref import WeakValueDictionary
 
 from .base import LanguageModel, Row
 
@@ -85,6 +86,15 @@ class PrefixCache:
     def clear(self) -> None:
         while self._rows:
             self.evict()
+
+
+_SHARED: WeakValueDictionary[tuple[int, int], PrefixCache] = WeakValueDictionary()
+"""By the id of their model, which they keep alive, and the rows that they keep at most."""
+
+
+def shared_prefixes(model: LanguageModel, most: int) -> PrefixCache:
+    """The rows of a model that all its users keep together."""
+    return _SHARED.setdefault((id(model), most), PrefixCache(model, most))
 
 
 def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
