@@ -133,6 +133,17 @@ def test_speculations_of_one_draft_model_keep_rows_together(monkeypatch: pytest.
     assert draft._rows
 
 
+def test_no_more_is_reserved_than_a_draft_model_reads() -> None:
+    """Room for a text of 128,000 tokens was made in a draft model that reads 2,048."""
+    draft = Bounded(max_length=24)
+    engine = Engine(Bounded(), SpeculationParams(drafter=draft, method="chain"))
+    engine.generate(PROMPTS, SamplingParams(max_tokens=40))
+    assert draft.reserved == 24
+    draft.reserved = 0
+    engine.generate(PROMPTS, SamplingParams(max_tokens=4))
+    assert draft.reserved == 13 + 4
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")

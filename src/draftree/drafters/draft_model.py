@@ -92,7 +92,8 @@ class RowSource(DraftSource):
     def opened(self, request: Request) -> State:
         """The state of a request that may be new."""
         if request not in self._states:
-            self.model.reserve(1, request.prompt_length + (request.params.max_tokens or 0))
+            tokens = request.prompt_length + (request.params.max_tokens or 0)
+            self.model.reserve(1, min(tokens, self.model.capabilities.max_length))
             self._states[request] = State(self._prefixes.find(request.ids))
         return self._states[request]
 
