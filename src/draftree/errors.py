@@ -16,6 +16,7 @@ DraftreeError
 │       └── NoTreesError       its rows cannot branch: it decodes without drafts
 └── RunError                 something failed while running (exit code 1)
     ├── CacheError           a KV cache was used against its contract
+    │   └── CacheFullError   it has no room for more tokens or rows
     └── QueueFullError       as many requests wait as may: come back later
 """
 
@@ -137,6 +138,10 @@ class RunError(DraftreeError, RuntimeError):
 
 class CacheError(RunError):
     """A KV cache was used against its contract."""
+
+
+class CacheFullError(CacheError):
+    """A KV cache has no room for more tokens or rows."""
 
 
 class QueueFullError(RunError):

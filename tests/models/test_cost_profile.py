@@ -16,7 +16,7 @@ from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.ngram import NgramSource
 from draftree.engine.engine import Engine
 from draftree.engine.speculation import Speculation
-from draftree.errors import DraftreeWarning
+from draftree.errors import CacheFullError, DraftreeWarning
 from draftree.models.base import Nodes, Row, prefill
 from draftree.models.cost_profile import (
     Grid,
@@ -31,9 +31,11 @@ from draftree.models.cost_profile import (
     measure_missing,
     profile_of,
 )
+from draftree.models.native.native_model import NativeModel
 from draftree.policies.auto import AutoTree
 from draftree.scores import Scores
 
+from .. import tiny_gguf
 from ..toy import ToyModel
 
 GRID = Grid(sizes=(1, 2, 4), contexts=(3, 9), batches=(1, 2), repeats=2)
@@ -297,6 +299,54 @@ def test_what_is_measured_in_idle_time_is_kept_and_only_what_was_missed() -> Non
     passes = model.passes
     measure_missing([model, other], lambda: False)
     assert model.passes == passes  # nothing is missing
+
+
+class Failing(Counting):
+    """A model whose passes fail."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self._error = error
+
+    def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Scores:
+        super().extend(rows, nodes)
+        raise self._error
+
+
+@pytest.mark.usefixtures("short")
+@pytest.mark.parametrize("error", [CacheFullError("full"), RuntimeError("CUDA out of memory"), MemoryError()], ids=repr)
+def test_a_model_that_cannot_be_measured_stays_with_its_table(error: Exception) -> None:
+    """An idle server read 512 tokens into a cache of fewer: its engine ended, and with it all requests."""
+    model, other = Failing(error), Counting(seed=1)
+    other.capabilities = replace(other.capabilities, name="other")
+    for each in (model, other):
+        profile_of(each)
+    for _ in range(2):
+        measure_missing([model, other], lambda: False)
+        assert model.passes == 1, "it is not tried again"
+    assert load_profile(model) is None and not model._rows
+    assert load_profile(other) is not None
+
+
+def test_contexts_that_the_cache_does_not_hold_are_left_out() -> None:
+    model = ToyModel()
+    for most, contexts in ((13, [3, 9]), (12, [3]), (2, [3])):
+        model.most_tokens = most
+        assert [point.context for point in measure(model, replace(GRID, batches=(1,))).points] == contexts
+
+
+@pytest.mark.parametrize(("tokens", "contexts"), [(800, [64, 512]), (400, [64]), (60, None)])
+def test_a_small_cache_is_measured_as_far_as_it_goes(
+    tokens: int, contexts: list[int] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("draftree.models.cost_profile.SHORT", Grid((1, 32), (64, 512), (1,), 1))
+    model = NativeModel(tiny_gguf.write(tmp_path / "model.gguf"))
+    profile_of(model)
+    model.cache_bytes = tokens * model.capabilities.slot_bytes
+    measure_missing([model], lambda: False)
+    profile = load_profile(model)
+    assert (profile and [point.context for point in profile.points]) == contexts
+    assert not model.rows
 
 
 @pytest.mark.usefixtures("short")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
-from draftree.models.base import prefill
+from draftree.models.base import Row, prefill
 from draftree.models.prefixes import PrefixCache, common_prefix
 
 from ..toy import ToyModel
@@ -30,6 +32,27 @@ def test_of_a_row_that_holds_more_than_its_text_only_the_text_is_used() -> None:
     cache.keep([*text, 2], found)
     assert cache.lengths == [20]
     assert cache.find([*text, 3]).length == 20
+
+
+def test_a_row_that_cannot_be_forked_stays_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was neither kept nor closed from then on."""
+    model, text = ToyModel(), [i % 5 for i in range(20)]
+    cache = PrefixCache(model, 2)
+    cache.keep(text, prefill(model, text))
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        patch.setattr(model, "fork", raising(MemoryError()))
+        cache.find([*text[:18], 0, 1])
+    assert cache.lengths == [20]
+    assert cache.find([*text[:18], 0, 1]).length == 18
+    cache.clear()
+    assert len(model._rows) == 1
+
+
+def raising(error: Exception) -> Callable[..., Row]:
+    def fork(row: Row, length: int | None = None) -> Row:
+        raise error
+
+    return fork
 
 
 def test_kept_rows_take_half_of_the_caches_memory() -> None:

@@ -262,6 +262,11 @@ class DraftSource(ABC):
         for source in self.sources:
             source.settle(requests, grown)
 
+    def give_up(self, requests: Sequence[Request]) -> None:
+        """A model had no room for a proposal: drop what it drafted of it, and what is kept for later requests."""
+        for source in self.sources:
+            source.give_up(requests)
+
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Learn what became of the trees; ``request.ids`` already ends with the tokens gained."""
         for source in self.sources:

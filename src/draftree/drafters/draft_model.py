@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from ..config import Budget
 from ..errors import CacheError
 from ..models.base import LanguageModel, Nodes, Row
-from ..models.prefixes import PrefixCache
+from ..models.prefixes import PrefixCache, shared_prefixes
 from ..models.protocols import DraftHead
 from ..policies.base import Candidates, DraftDistribution
 from ..request import Outcome, Request
@@ -92,7 +92,8 @@ class RowSource(DraftSource):
     def opened(self, request: Request) -> State:
         """The state of a request that may be new."""
         if request not in self._states:
-            self.model.reserve(1, request.prompt_length + (request.params.max_tokens or 0))
+            tokens = request.prompt_length + (request.params.max_tokens or 0)
+            self.model.reserve(1, min(tokens, self.model.capabilities.max_length))
             self._states[request] = State(self._prefixes.find(request.ids))
         return self._states[request]
 
@@ -122,10 +123,10 @@ class ModelSource(RowSource):
     """Tokens that it reads while the target reads one, about."""
 
     def prepare(self, target: LanguageModel, prefixes: int = 0) -> None:
-        """Keep so many rows; share the target's threads."""
+        """Keep so many rows, together with other sources of the model; share the target's threads."""
         self.model.share_threads(target)
         self._speed = max(1.0, target.capabilities.weights / max(1, self.model.capabilities.weights))
-        self._prefixes = PrefixCache(self.model, prefixes)
+        self._prefixes = shared_prefixes(self.model, prefixes)
 
     def read(self, request: Request, most: int) -> bool:
         """Read the next tokens of its text, as a chain, unless the last pass of all is small enough.
@@ -147,6 +148,10 @@ class ModelSource(RowSource):
         """Drop what a failed step may have left behind; a new request's prompt is fed when its root is scored."""
         self._drop(requests)
         return ModelScorer(self, requests, coupled)
+
+    def give_up(self, requests: Sequence[Request]) -> None:
+        self._drop(requests)
+        self._prefixes.clear()
 
     def _drop(self, requests: Iterable[Request]) -> None:
         """Whatever is not committed, nor kept for beams."""

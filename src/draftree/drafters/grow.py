@@ -16,6 +16,7 @@ trees stand on.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -27,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from ..config import Budget, check_fields
-from ..errors import ConfigError, call_named
+from ..errors import CacheFullError, ConfigError, call_named
 from ..models.base import LanguageModel
 from ..policies.base import Candidates, Child, ChildSampler, Frontier, GrowthPolicy, Plan, Pool, best_per_request
 from ..request import Outcome, Request
@@ -44,6 +45,8 @@ from .base import (
     scored,
 )
 from .native_growth import NativeGrowth
+
+log = logging.getLogger("draftree.drafters")
 
 _nodes, _own_passes = attrgetter("nodes"), attrgetter("own_passes")
 
@@ -78,6 +81,7 @@ class TreeDrafter(Drafter):
         """Of the proposal whose outcomes are still to come."""
         self._native = NativeGrowth.find(self.source, f"drafter {self.name}")
         self._grown_natively = False  # the last proposal
+        self._full = False  # some proposal was given up
 
     def prepare(self, target: LanguageModel, prefixes: int = 0) -> None:
         self.source.prepare(target, prefixes)
@@ -98,7 +102,10 @@ class TreeDrafter(Drafter):
         reading: int | None = None,
         sampler: type[ChildSampler] | None = None,
     ) -> list[DraftTree]:
-        """Plan, grow, and settle; without nodes in the budgets neither policy nor source take part."""
+        """Plan, grow, and settle; without nodes in the budgets neither policy nor source take part.
+
+        Where a draft model has no room nothing is drafted: the text is the same.
+        """
         began, passes = time.perf_counter(), sum(map(_own_passes, self._sources))
         trees = [DraftTree.empty()] * len(requests)
         self._grown_natively, self.part_seconds = False, ()
@@ -115,13 +122,16 @@ class TreeDrafter(Drafter):
                 raise ConfigError(f"{name} returned {plan!r}: return a Plan with a budget a request")
             if any(map(_nodes, plan.budgets)):
                 rule = self.policy.rule(plan) if native else None
-                if native and rule:
-                    self._grown_natively = True
-                    trees = native.grow(requests, plan.budgets, rule, coupled, plan.enabled, reading)
-                    plan.layers, self.part_seconds = native.layers, native.seconds
-                else:
-                    trees = self._grown(plan, requests, coupled, reading, sampler(requests) if sampler else None)
-                    self.part_seconds = tuple(self.source.seconds)
+                try:
+                    if native and rule:
+                        self._grown_natively = True
+                        trees = native.grow(requests, plan.budgets, rule, coupled, plan.enabled, reading)
+                        plan.layers, self.part_seconds = native.layers, native.seconds
+                    else:
+                        trees = self._grown(plan, requests, coupled, reading, sampler(requests) if sampler else None)
+                        self.part_seconds = tuple(self.source.seconds)
+                except CacheFullError as error:
+                    self._give_up(requests, error)
         self.passes = sum(map(_own_passes, self._sources)) - passes
         self.seconds, self._learning = self._learning + time.perf_counter() - began, 0.0
         return trees
@@ -148,6 +158,13 @@ class TreeDrafter(Drafter):
         grown = grow(scorer, self.policy, plan, f"drafter {self.name}", sampler, NodeStates(requests))
         self.source.settle(requests, grown)
         return [g.tree for g in grown]
+
+    def _give_up(self, requests: Sequence[Request], error: CacheFullError) -> None:
+        """Drop a proposal, of whose outcomes the policy learns nothing."""
+        if not self._full:
+            log.warning("drafter %s drafts nothing while its cache is full: %s", self.name, error)
+        self._full, self._grown_natively, self._plan = True, False, None
+        self.source.give_up(requests)
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Notify source and policy."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 import platform
 import re
@@ -266,7 +267,7 @@ def measure(
     and no size takes less than a smaller one; the faster time of the two counts.
 
     Args:
-        grid: as far as the model's longest sequence allows.
+        grid: as far as the model's longest sequence and its cache allow.
         progress: called after each timed pass with the ``Grid.work`` that is done, that of ``known`` included.
         known: curves that were measured before; they are not measured again.
         keep: called after each curve with all curves so far.
@@ -282,9 +283,10 @@ def measure(
     # Children of the last committed token: what any model takes in one pass, a draft head too.
     fans = {size: Nodes(tokens[:size], [ROOT] * size) for size in grid.sizes}
     for batch in grid.batches:
-        model.reserve(batch, grid.contexts[-1] + grid.sizes[-1])
+        contexts = [c for c in grid.contexts if model.holds([c + grid.sizes[-1]] * batch)] or grid.contexts[:1]
+        model.reserve(batch, contexts[-1] + grid.sizes[-1])
         pace = 0.0
-        for context in grid.contexts:
+        for context in contexts:
             if context * pace > _READING * grid.patience:
                 break
             if (point := known_points.get((batch, context))) is None:
@@ -443,4 +445,6 @@ def measure_missing(models: Iterable[LanguageModel], is_wanted: Callable[[], boo
                 return
             except UnsteadyError:
                 continue  # a later idle time may be a quieter one
+            except (RuntimeError, MemoryError) as error:  # its cache is too small, or memory is wanting
+                logging.getLogger("draftree.models").warning("passes are not measured: %s", error)
             _ESTIMATED.discard(Identity.of(model))

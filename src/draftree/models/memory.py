@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..errors import CacheError, RunError
+from ..errors import CacheFullError, RunError
 from .cpu_threads import control_groups
 
 _SYSTEM = Path("/")
@@ -52,8 +52,8 @@ def too_large(path: Path, weights: int, free: int) -> RunError:
     )
 
 
-def cache_full(needs: str, size: int, most: int) -> CacheError:
+def cache_full(needs: str, size: int, most: int) -> CacheFullError:
     """The error of a cache that would need ``size`` bytes of the ``most`` that it may use."""
-    return CacheError(
+    return CacheFullError(
         f"{needs} {size} bytes of cache, but {most} may be used: use shorter prompts, or fewer requests at a time"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect
 from collections.abc import Sequence
+from weakref import WeakValueDictionary
 
 from .base import LanguageModel, Row
 
@@ -43,10 +44,13 @@ class PrefixCache:
             return self._model.open()
         if length not in shared:
             return self._model.fork(live[live_shared.index(length)][1], length)
-        text, row = self._rows.pop(shared.index(length))
+        at = shared.index(length)
+        text, row = self._rows[at]
         if length == row.length:
+            del self._rows[at]
             return row
         forked = self._model.fork(row, length)
+        del self._rows[at]
         if length == len(text):
             self._model.close(row)
         else:
@@ -72,7 +76,7 @@ class PrefixCache:
         """
         self._model.commit(row, [])
         self._rows.append((ids[: row.length], row))
-        while len(self._rows) > self._most or not self._model.holds([2 * length for length in self.lengths]):
+        while len(self._rows) > self._most or not self._model.holds(2 * self.lengths):
             self.evict()
 
     def evict(self) -> None:
@@ -82,6 +86,15 @@ class PrefixCache:
     def clear(self) -> None:
         while self._rows:
             self.evict()
+
+
+_SHARED: WeakValueDictionary[tuple[int, int], PrefixCache] = WeakValueDictionary()
+"""By the id of their model, which they keep alive, and the rows that they keep at most."""
+
+
+def shared_prefixes(model: LanguageModel, most: int) -> PrefixCache:
+    """The rows of a model that all its users keep together."""
+    return _SHARED.setdefault((id(model), most), PrefixCache(model, most))
 
 
 def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:

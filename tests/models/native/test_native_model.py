@@ -7,19 +7,22 @@ import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from random import Random
 
 import gguf
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType
 
-from draftree.errors import CacheError, ConfigError, ModelFileError, UnsupportedModelError
+from draftree import Engine, SamplingParams, SchedulerParams, SpeculationParams
+from draftree.errors import CacheError, CacheFullError, ConfigError, ModelFileError, UnsupportedModelError
 from draftree.models.base import FINAL, FINAL_STATE, FeatureSpec, Nodes, prefill, prefill_scored
 from draftree.models.cost_profile import Identity
 from draftree.models.gguf.gguf_checks import check
 from draftree.models.native.binding import EMBEDDING, OUTPUT, VERSION, tiers
 from draftree.models.native.header_reader import FORMATS
 from draftree.models.native.native_model import NativeModel, NativeScores
+from draftree.models.prefixes import PrefixCache
 from draftree.sampling.warping import Warping, stream_key
 from draftree.scores import Changes, Draft, Edit, NumpyScores, Scores, Top
 from tests import tiny_gguf
@@ -195,13 +198,58 @@ def test_rows_of_others_are_refused(model: NativeModel, path: Path) -> None:
 def test_the_cache_keeps_to_its_memory(path: Path) -> None:
     model = NativeModel(path)
     row = prefill(model, TEXT)
-    model.cache_bytes = 100 * model.capabilities.slot_bytes
-    assert model.holds([50, 50]) and not model.holds([50, 51])
-    with pytest.raises(CacheError):
-        model.extend([row], [Nodes.chain([1] * 120)])
+    assert model.loaded.cache_bytes() == model.loaded.page_bytes
+    model.cache_bytes = 4 * model.loaded.page_bytes
+    assert model.holds([64, 64]) and not model.holds([64, 65]) and not model.holds([1, 1, 1])
+    with pytest.raises(CacheFullError):
+        model.extend([row], [Nodes.chain([1] * 249)])
     assert row.length == 8 and not len(row.parents)
-    model.cache_bytes *= 10
-    model.extend([row], [Nodes.chain([1] * 120)])
+    model.extend([row], [Nodes.chain([1] * 248)])
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_rows_that_the_cache_holds_find_room_to_their_end(seed: int, path: Path) -> None:
+    """Tokens were counted, and pages taken: rows that were let in together failed together."""
+    random, model = Random(seed), NativeModel(path)
+    lengths = [random.choice((1, 63, 64, 65, 128, 129, 200)) for _ in range(4)]
+    model.cache_bytes = sum((length + 63) // 64 + 1 for length in lengths) * model.loaded.page_bytes
+    assert model.holds(lengths)
+    model.cache_bytes -= 1
+    assert not model.holds(lengths)
+    model.cache_bytes += 1
+    rows = [model.open() for _ in lengths]
+    while growing := [at for at, row in enumerate(rows) if row.length < lengths[at]]:
+        at = random.choice(growing)
+        count = random.randint(1, lengths[at] - rows[at].length)
+        model.extend([rows[at]], [Nodes.chain([3] * count)])
+        model.commit(rows[at], range(random.randint(1, count)))
+    assert model.loaded.cache_bytes() <= model.cache_bytes
+
+
+@pytest.mark.parametrize("prefixes", [0, 8])
+@pytest.mark.parametrize("drafter", ["none", "lookup"])
+def test_requests_that_are_let_in_together_end_well(drafter: str, prefixes: int, path: Path) -> None:
+    """Four prompts of 60 tokens with 8 more each were let into a cache of 400 tokens, whose pages are of 64: at the
+    65th token all four ended with an error."""
+    model, speculation = NativeModel(path), SpeculationParams(drafter=drafter, method="chain", nodes=3)
+    model.cache_bytes = 400 * model.capabilities.slot_bytes
+    engine = Engine(model, speculation, scheduling=SchedulerParams(rows=4, prefixes=prefixes))
+    for begin in range(0, 40, 4):
+        prompts = [[begin + row, *(i % 7 for i in range(59))] for row in range(4)]
+        found = engine.generate(prompts, SamplingParams(max_tokens=8, ignore_eos=True))
+        assert [len(each.token_ids) for each in found] == [8] * 4
+
+
+def test_kept_rows_take_half_of_the_memory_of_the_cache(path: Path) -> None:
+    """Short ones were counted by their tokens: each takes a page."""
+    model = NativeModel(path)
+    model.cache_bytes = 16 * model.loaded.page_bytes
+    prefixes = PrefixCache(model, 64)
+    for first in range(20):
+        text = [first, 1, 2, 3]
+        prefixes.keep(text, prefill(model, text))
+    assert prefixes.lengths == [4] * 4
+    assert model.loaded.cache_bytes() <= model.cache_bytes // 2
 
 
 def threads_of_this_process() -> int:

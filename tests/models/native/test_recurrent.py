@@ -276,8 +276,8 @@ def test_rows_are_counted_with_their_states(path: Path, model: NativeModel) -> N
     assert can.row_bytes == unloaded(path, "m", 1).capabilities.row_bytes == describe(check(path)).row_bytes
     assert can.slot_bytes == 2 * 2 * 2 * 128  # of one layer in four
     small = NativeModel(path, threads=1)
-    small.cache_bytes = can.row_bytes + 100 * can.slot_bytes
-    assert small.holds([100]) and not small.holds([101]) and not small.holds([50, 50])
+    small.cache_bytes = can.row_bytes + 4 * small.loaded.page_bytes
+    assert small.holds([192]) and not small.holds([193]) and not small.holds([64, 64])
     with pytest.raises(CacheError):
         prefill(small, [1] * 255)
         small.cache_bytes = 0

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from threading import RLock
 
 from ...config import Count
-from ...errors import CacheError, UnsupportedModelError
+from ...errors import CacheError, CacheFullError, UnsupportedModelError
 from ...scores import LastScores, NumpyScores, Scores
 from ...tree import ROOT
 from ..base import DRAFTED, PROMPT, Nodes, OpenRows, Row, check_finite, exclusive
@@ -106,7 +106,7 @@ class LinearModel(OpenRows[LinearRow]):
         """Give a row the lowest id: llama.cpp computes rows together whose ids follow one another."""
         number = next((number for number in range(IDS) if number not in self._open), None)
         if number is None:
-            raise CacheError(f"{len(self._open)} rows are open in {self.capabilities.name}: close one first")
+            raise CacheFullError(f"{len(self._open)} rows are open in {self.capabilities.name}: close one first")
         self._grow(self._context.cells, number + 1)
         row.number = number
         self._open[number] = row
@@ -136,7 +136,7 @@ class LinearModel(OpenRows[LinearRow]):
         try:
             logits = self._context.decode(batch)
             if logits is None:
-                raise CacheError(f"llama.cpp finds no cells for {len(batch)} tokens among {self._context.cells}")
+                raise CacheFullError(f"llama.cpp finds no cells for {len(batch)} tokens among {self._context.cells}")
         except BaseException:
             for row in opened:
                 self._forget(row)

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...config import Count, typed
-from ...errors import CacheError, NoTreesError
+from ...errors import CacheError, CacheFullError, NoTreesError
 from ...scores import LastScores, NumpyScores, Scores
 from ...text.encoding import Tokenizer
 from ...tree import ROOT
@@ -156,7 +156,7 @@ class LlamaModel(OpenRows[LlamaRow]):
         if not self._free:
             self._give_up_beside({})
         if not self._free:
-            raise CacheError(f"{len(self._open)} rows are open in {self.capabilities.name}: close one first")
+            raise CacheFullError(f"{len(self._open)} rows are open in {self.capabilities.name}: close one first")
         row.number = self._free.pop()
         row.branches = Branches(row.number)
         self._open[row.number] = row
@@ -231,7 +231,7 @@ class LlamaModel(OpenRows[LlamaRow]):
         self._move(max(cells, min(self._most, 2 * used)))
         logits = self._context.decode(tokens)
         if logits is None:
-            raise CacheError(f"llama.cpp finds no cells for {count} tokens among {self._context.cells}")
+            raise CacheFullError(f"llama.cpp finds no cells for {count} tokens among {self._context.cells}")
         return logits
 
     def _move(self, cells: int) -> None:

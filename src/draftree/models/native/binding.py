@@ -161,6 +161,9 @@ def check(code: int) -> None:
 
 IntsLike = Sequence[int] | NDArray[np.integer]
 
+PAGE, _PAGE_HEADER = 64, 64
+"""Tokens of a page of the cache, and bytes before them (``native/vector.h``, ``native/cache.c``)."""
+
 
 def packed(numbers: IntsLike) -> bytes:
     """Numbers as C reads them: int32."""
@@ -198,6 +201,11 @@ class Loaded:
     def __del__(self) -> None:
         if pointer := getattr(self, "_pointer", None):
             self._library.draftree_free(pointer)
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of a page of ``PAGE`` new tokens."""
+        return PAGE * self.token_bytes + _PAGE_HEADER
 
     def share_threads(self, other: Loaded) -> None:
         """Run on the threads of another model, which has as many, in place of its own."""

@@ -40,7 +40,19 @@ from ..gguf.gguf_file import GGUFHeader
 from ..memory import cache_full, free_memory
 from ..protocols import LayerSizes
 from .architecture import Description, describe
-from .binding import EMBEDDING, OUTPUT, VERSION, WARPING, CEdits, IntsLike, Loaded, LoadedModel, open_library, tiers
+from .binding import (
+    EMBEDDING,
+    OUTPUT,
+    PAGE,
+    VERSION,
+    WARPING,
+    CEdits,
+    IntsLike,
+    Loaded,
+    LoadedModel,
+    open_library,
+    tiers,
+)
 from .delta_nets import RECORDED_END
 from .vocabulary import read_vocabulary
 
@@ -76,9 +88,12 @@ class NativeRows(OpenRows[R], Generic[R]):
     loaded: Loaded
 
     def holds(self, lengths: Sequence[int]) -> bool:
-        """Rows of so many tokens can be open together, within ``cache_bytes``."""
-        loaded = self.loaded
-        return sum(lengths) * loaded.token_bytes + len(lengths) * loaded.row_bytes <= self.cache_bytes
+        """Rows of so many tokens can be open together, within ``cache_bytes``.
+
+        A row has a page more than its tokens fill: it keeps the one behind them for the next tree.
+        """
+        loaded, pages = self.loaded, sum(map(_pages, lengths)) + len(lengths)
+        return pages * loaded.page_bytes + len(lengths) * loaded.row_bytes <= self.cache_bytes
 
     def _add(self, row: R) -> R:
         self._open[row.number] = row
@@ -87,9 +102,10 @@ class NativeRows(OpenRows[R], Generic[R]):
     def _pass(self, rows: Sequence[R], nodes: Sequence[Nodes], *sources: IntsLike) -> list[int]:
         """One pass over new nodes of rows; of how many of each the scores are wanted."""
         numbers, counts, scored, goes_on = list[int](), list[int](), list[int](), False
-        tokens, parents, wanted, records = list[int](), list[int](), list[int](), 0
+        tokens, parents, wanted, records, pages = list[int](), list[int](), list[int](), 0, 0
         for row, new in zip(rows, nodes, strict=True):
-            count = len(new.tokens)
+            count, cells = len(new.tokens), row.length + len(row.parents)
+            pages += _pages(cells + count) - _pages(cells)
             records += _records(row, new) if self.loaded.record_bytes else 0
             last = count if new.wanted is None else new.wanted
             numbers.append(row.number)
@@ -99,7 +115,7 @@ class NativeRows(OpenRows[R], Generic[R]):
             parents += new.parents
             wanted += [0] * (count - last) + [1] * last
             goes_on |= row.length > 0
-        self._check_room(len(tokens), sum(map(bool, counts)), records)
+        self._check_room(pages, sum(map(bool, counts)), records)
         began = time.perf_counter()
         self.loaded.extend(numbers, counts, tokens, parents, wanted, *sources)
         if goes_on:
@@ -108,19 +124,21 @@ class NativeRows(OpenRows[R], Generic[R]):
             row.parents += new.parents
         return scored
 
-    def _check_room(self, tokens: int, rows: int = 0, records: int = 0) -> None:
-        """Raise CacheError unless there is room for so many more tokens, a state more for each of so many rows, and
+    def _check_room(self, pages: int, rows: int = 0, records: int = 0) -> None:
+        """Raise CacheFullError unless there is room for so many more pages, a state more for each of so many rows, and
         records of nodes."""
         loaded = self.loaded
-        needed = loaded.cache_bytes() + tokens * loaded.token_bytes + rows * loaded.state_bytes
+        needed = loaded.cache_bytes() + pages * loaded.page_bytes + rows * loaded.state_bytes
         needed += records * loaded.record_bytes * 5 // 4  # C makes room for a quarter more
         if needed > self.cache_bytes:
-            raise cache_full(f"{tokens} tokens more of {self.capabilities.name} make", needed, self.cache_bytes)
+            raise cache_full(
+                f"up to {pages * PAGE} tokens more of {self.capabilities.name} make", needed, self.cache_bytes
+            )
 
     @exclusive
     def lend(self, call: Callable[[], T], tokens: int) -> T:
         """Call what lets C read about so many tokens into this model's rows; scores of earlier passes end."""
-        self._check_room(tokens)
+        self._check_room(_pages(tokens))
         self.loaded.passes += 1
         return call()
 
@@ -148,6 +166,11 @@ class NativeRows(OpenRows[R], Generic[R]):
             self.loaded.close(self.checked(row).number)
             del self._open[row.number]
             row.number = -1
+
+
+def _pages(tokens: int) -> int:
+    """Pages that so many tokens of a row fill."""
+    return -(-tokens // PAGE)
 
 
 def _records(row: Row, new: Nodes) -> int:
