@@ -181,6 +181,7 @@ class Loaded:
     Attributes:
         vocabulary, hidden_size, context: outputs, H and the most tokens of a row.
         token_bytes: of a new token: its keys, values and hidden states.
+        page_bytes: of a page of ``PAGE`` new tokens.
         state_bytes, record_bytes: of a state of the recurrent layers, and of a node's record.
         row_bytes: what they take of a row at most, beside records of trees of more than 64 nodes.
         cache_bytes: returns how many the pages of the open rows take now.
@@ -188,6 +189,7 @@ class Loaded:
     """
 
     token_bytes: int
+    page_bytes: int
     state_bytes: int = 0
     record_bytes: int = 0
     row_bytes: int = 0
@@ -202,10 +204,10 @@ class Loaded:
         if pointer := getattr(self, "_pointer", None):
             self._library.draftree_free(pointer)
 
-    @property
-    def page_bytes(self) -> int:
-        """Bytes of a page of ``PAGE`` new tokens."""
-        return PAGE * self.token_bytes + _PAGE_HEADER
+    def _weigh_tokens(self) -> None:
+        """Find what new tokens take."""
+        self.token_bytes = self._library.draftree_token_bytes(self._pointer)
+        self.page_bytes = PAGE * self.token_bytes + _PAGE_HEADER
 
     def share_threads(self, other: Loaded) -> None:
         """Run on the threads of another model, which has as many, in place of its own."""
@@ -431,7 +433,8 @@ class LoadedModel(Loaded):
         The list begins with the one before it.
         """
         check(self._library.draftree_track(self._pointer, packed(layers), len(layers)))
-        self.tracked, self.token_bytes = tuple(layers), self._library.draftree_token_bytes(self._pointer)
+        self.tracked = tuple(layers)
+        self._weigh_tokens()
 
 
 def _opened(path: Path) -> BinaryIO:

@@ -94,7 +94,7 @@ class LoadedHead(Loaded):
             why = message.value.decode(errors="replace")
             raise UnsupportedModelError(f"{d.name}: {why}: use backend 'transformers', or drafter 'lookup'")
         check(code)
-        self.token_bytes = self._library.draftree_token_bytes(self._pointer)
+        self._weigh_tokens()
 
     def learn(self, row: int, tokens: IntsLike) -> None:
         """Let a row score these tokens too, which are committed to it next."""

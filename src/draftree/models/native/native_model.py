@@ -105,7 +105,7 @@ class NativeRows(OpenRows[R], Generic[R]):
         tokens, parents, wanted, records, pages = list[int](), list[int](), list[int](), 0, 0
         for row, new in zip(rows, nodes, strict=True):
             count, cells = len(new.tokens), row.length + len(row.parents)
-            pages += _pages(cells + count) - _pages(cells)
+            pages += -(-(cells + count) // PAGE) + -cells // PAGE  # ``_pages``, without its calls
             records += _records(row, new) if self.loaded.record_bytes else 0
             last = count if new.wanted is None else new.wanted
             numbers.append(row.number)
@@ -138,7 +138,7 @@ class NativeRows(OpenRows[R], Generic[R]):
     @exclusive
     def lend(self, call: Callable[[], T], tokens: int) -> T:
         """Call what lets C read about so many tokens into this model's rows; scores of earlier passes end."""
-        self._check_room(_pages(tokens))
+        self._check_room(-(-tokens // PAGE))
         self.loaded.passes += 1
         return call()
 
