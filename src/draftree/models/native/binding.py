@@ -143,8 +143,7 @@ def open_library() -> Any:
 
 def tiers() -> list[str]:
     """The instruction sets that this CPU runs, the portable one first."""
-    names = map(open_library().draftree_tier_name, count())
-    return [str(name, "ascii") for name in takewhile(bool, names)]
+    return [str(name, "ascii") for name in takewhile(bool, map(open_library().draftree_tier_name, count()))]
 
 
 def error_of(code: int) -> Exception:
@@ -161,8 +160,7 @@ def check(code: int) -> None:
 
 IntsLike = Sequence[int] | NDArray[np.integer]
 
-PAGE, _PAGE_HEADER = 64, 64
-"""Tokens of a page of the cache, and bytes before them (``native/vector.h``, ``native/cache.c``)."""
+PAGE, _PAGE_HEADER = 64, 64  # tokens of a page of the cache, and bytes before them (native/vector.h, native/cache.c)
 
 
 def packed(numbers: IntsLike) -> bytes:
@@ -180,8 +178,7 @@ class Loaded:
 
     Attributes:
         vocabulary, hidden_size, context: outputs, H and the most tokens of a row.
-        token_bytes: of a new token: its keys, values and hidden states.
-        page_bytes: of a page of ``PAGE`` new tokens.
+        token_bytes, page_bytes: of a new token (keys, values, hidden states), and of a page of ``PAGE`` of them.
         state_bytes, record_bytes: of a state of the recurrent layers, and of a node's record.
         row_bytes: what they take of a row at most, beside records of trees of more than 64 nodes.
         cache_bytes: returns how many the pages of the open rows take now.
