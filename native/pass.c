@@ -1,8 +1,8 @@
 /* One pass: embedding, decoder layers, output layer, for up to CHUNK nodes of any rows.
  *
  * All threads run it together. Each holds the whole residual stream and computes its part of every product;
- * barriers part the moves, from six a layer on. What a thread computes twice (norms, quantized activations)
- * costs less than handing it over.
+ * barriers in every layer part the moves. What a thread computes twice (norms, quantized activations) costs less than
+ * handing it over.
  */
 #include <string.h>
 

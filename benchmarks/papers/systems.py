@@ -11,9 +11,8 @@ from ..rival_jobs import Row
 from .sections import document
 
 OPENING = (
-    "This page compares other systems with draftree: their speed, and whether their greedy text stays the same when "
-    "drafts, batches, threads or the instruction set change. Each system decodes in a process of its own, with the "
-    "same weights on the same cores."
+    "This page compares other systems with draftree. Each system decodes in a process of its own, with the weights of "
+    "the same file on the same cores."
 )
 SPEED = (
     "Tokens a second of greedy decoding after the prompt, each system on the same two cores (`python -m "
