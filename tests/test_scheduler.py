@@ -11,8 +11,8 @@ from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.grow import TreeDrafter
 from draftree.engine.engine import Engine
 from draftree.engine.scheduler import ChunkSize, Job, NodeShare, Scheduler, SchedulerParams
-from draftree.engine.speculation import EngineRequest, Speculation
-from draftree.errors import ConfigError, FieldError, QueueFullError
+from draftree.engine.speculation import EngineRequest, Observer, Speculation
+from draftree.errors import CacheFullError, ConfigError, FieldError, QueueFullError
 from draftree.models.base import Nodes, Row
 from draftree.papers.opt_tree import OptTree
 from draftree.request import Outcome
@@ -23,16 +23,20 @@ from .toy import ToyModel
 
 
 def job(slots: int = 10, *, priority: int = 0, arrival: float = 0.0, timeout: float | None = None) -> Job:
-    request = EngineRequest([1, 2, 3], SamplingParams(), 100, frozenset(), NoText(), speculation=Speculation())
-    request.speculation = Speculation()
-    return Job(request, slots, priority, timeout, arrival)
+    """A request whose row may come to hold so many slots: of 3 tokens, one more and a drafted one."""
+    speculation = Speculation(nodes=1)
+    request = EngineRequest([1, 2, 3], SamplingParams(), slots - 5, frozenset(), NoText(), speculation=speculation)
+    return Job(request, priority, timeout, arrival)
 
 
 class Kept:
     """Rows of ended requests that can be freed."""
 
-    def __init__(self, *lengths: int) -> None:
-        self.lengths = list(lengths)
+    def __init__(self, *lengths: int, taken: bool = False) -> None:
+        self.lengths, self.taken = list(lengths), taken
+
+    def touch(self, ids: Sequence[int]) -> bool:
+        return self.taken
 
     def evict(self) -> None:
         self.lengths.pop(0)
@@ -92,6 +96,60 @@ def test_kept_rows_make_room_before_anybody_waits() -> None:
     made.add(one := job(35))
     assert made.admit() == [one]
     assert kept.lengths == [30, 30]
+
+
+def test_kept_rows_stay_where_a_request_waits_all_the_same() -> None:
+    """While one waited for cache each ended conversation lost its row: its next turn was read anew."""
+    kept = Kept(20)
+    made = scheduler(room=100, kept=kept)
+    made.add(first := job(60), job(60))
+    assert made.admit() == [first]
+    assert made.admit() == [] and kept.lengths == [20]
+
+
+def test_the_row_that_a_request_takes_over_is_counted_once() -> None:
+    for taken, left in (True, [45]), (False, []):
+        kept = Kept(45, 45, taken=taken)
+        made = scheduler(room=100, kept=kept)
+        made.add(one := job(60))
+        assert made.admit() == [one]
+        assert kept.lengths == left
+
+
+def grown(one: Job, tokens: int) -> None:
+    one.request.append([7] * tokens, 0)
+
+
+def test_texts_that_have_become_too_long_for_the_cache_wait_again() -> None:
+    """Rows were reserved for the longest answer: with long contexts one request ran at a time, or none at all."""
+    kept = Kept(500)
+    made, jobs = scheduler(room=3000, kept=kept), [job(2900, arrival=i) for i in range(3)]
+    for one in jobs:
+        made.add(one)
+    assert made.admit() == jobs[:2], "1,029 tokens each"
+    assert kept.lengths == [500] and made.make_room() == []
+    grown(jobs[0], 1500)
+    assert made.admit() == [] and made.make_room() == []
+    grown(jobs[1], 1000)
+    assert made.make_room() == [] and kept.lengths == [], "kept rows go first"
+    grown(jobs[0], 500)
+    assert made.make_room() == [jobs[1]] and made.waiting == jobs[1:]
+    assert made.admit() == [], "it waits until there is room for more of both"
+    grown(jobs[0], 895)
+    assert made.make_room() == [], "whoever is alone goes on"
+    assert made.ended() == [jobs[0]]
+    assert made.admit() == [jobs[1]], "it comes before who arrived later"
+
+
+@pytest.mark.parametrize("arrival", [1.0, 30.0, 45.0, 100.0, 1000.0])
+def test_others_come_beside_many_choices_however_long_those_wait(arrival: float) -> None:
+    """Whoever came later than the next choice waited for 42 of 58 choices: 14 minutes."""
+    made, many, more = scheduler(rows=4), grouped(200, 0.0, "many"), grouped(2, arrival, "more")
+    made.add(*many)
+    made.admit()
+    made.add(*more)
+    assert made.admit() == more[:1]
+    assert made.admit() == []
 
 
 def test_a_full_queue_says_when_to_come_back() -> None:
@@ -413,3 +471,90 @@ def test_the_size_of_chunks_follows_what_was_read(kind: str, monkeypatch: pytest
         gaps.append(clock.now - began)
     assert max(gaps) <= 3
     stream.cancel()
+
+
+class Cached(ToyModel):
+    """A toy whose passes fail where rows hold more than its cache."""
+
+    longest = 0
+
+    def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Scores:
+        scores = super().extend(rows, nodes)
+        self.longest = max(self.longest, sum(row.length + len(row.parents) for row in self._ids))
+        if self.most_tokens is not None and self.longest > self.most_tokens:
+            raise CacheFullError(f"{self.longest} tokens")
+        return scores
+
+
+class Noted(Observer):
+    """What an engine tells of requests."""
+
+    def __init__(self) -> None:
+        self.seen = list[tuple[str, EngineRequest]]()
+
+    def opened(self, request: EngineRequest) -> None:
+        self.seen.append(("opened", request))
+
+    def closed(self, request: EngineRequest) -> None:
+        self.seen.append(("closed", request))
+
+
+@pytest.mark.parametrize("drafts", [False, True])
+@pytest.mark.parametrize("prefixes", [0, 4])
+@pytest.mark.parametrize("prompt_logprobs", [None, 1])
+def test_texts_that_wait_for_cache_half_way_are_the_same(
+    drafts: bool, prefixes: int, prompt_logprobs: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("draftree.engine.scheduler._AHEAD", 16)
+    common = {"prompt_logprobs": prompt_logprobs, "logprobs": 1, "ignore_eos": True}
+    params = [SamplingParams(temperature=i % 2, seed=i, max_tokens=40 + i, **common) for i in range(5)]
+    prompts = [[i % 6] * (3 + 20 * (i % 2)) for i in range(5)]
+
+    def texts(most: int | None) -> tuple[list[tuple[object, ...]], Cached, Noted]:
+        model, noted = Cached(7, max_length=200), Noted()
+        model.most_tokens = most
+        drafter = TreeDrafter(OptTree(), ModelSource(ToyModel(7, 1, max_length=200), 7)) if drafts else None
+        engine = Engine(
+            model, Speculation(drafter, 6), observers=[noted], scheduling=SchedulerParams(rows=4, prefixes=prefixes)
+        )
+        handles = [engine.submit(*each) for each in zip(prompts, params, strict=True)]
+        answers = [handle.result() for handle in handles]
+        for answer, asked in zip(answers, params, strict=True):
+            assert answer.finish_reason == "length" and answer.stats.tokens == asked.max_tokens
+        requests = [handle.request for handle in handles]
+        scored = [([chunk.logprobs for chunk in r.chunks], r.prompt_logprobs, r.stats.reused) for r in requests]
+        return [*zip([answer.token_ids for answer in answers], scored, strict=True)], model, noted
+
+    wanted, _, _ = texts(None)
+    found, model, noted = texts(120)
+    assert found == wanted
+    assert 80 < model.longest <= 120
+    for what in ("opened", "closed"):
+        assert len({request for kind, request in noted.seen if kind == what}) == len(noted.seen) // 2 == 5
+
+
+def test_one_that_waits_again_can_be_cancelled_and_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("draftree.engine.scheduler._AHEAD", 16)
+    model, noted = Cached(7, max_length=200), Noted()
+    model.most_tokens = 100
+    engine = Engine(model, Speculation(nodes=1), observers=[noted])
+    first, second = (engine.submit((1, 2 + i), SamplingParams(max_tokens=90, ignore_eos=True)) for i in range(2))
+    engine.wait(lambda: bool(second.request.chunks) and second.request.row is None)
+    gained = second.request.output_ids
+    second.cancel()
+    assert second.result().finish_reason == "cancelled" and second.request.output_ids == gained
+    first.result()
+    assert [kind for kind, request in noted.seen if request is second.request] == ["opened", "closed"]
+    assert not any(model._ids)
+
+
+@pytest.mark.parametrize("length", [50, 200])
+def test_without_max_tokens_an_answer_is_as_long_as_context_and_cache_allow(length: int) -> None:
+    """The whole context was reserved: where the cache had less, each request without max_tokens was refused."""
+    model = Cached(7, max_length=length)
+    model.most_tokens = 100
+    engine, endless = Engine(model), SamplingParams(ignore_eos=True)
+    answers = engine.generate([(1, 2), (1, 3), (1, 4)], endless)
+    assert {len(answer.token_ids) for answer in answers} == {min(length, 99 - engine.speculation.nodes) - 2}
+    with pytest.raises(FieldError, match="max_tokens"):
+        engine.generate([(1, 2)], SamplingParams(max_tokens=99 if length > 100 else 49))

@@ -65,7 +65,7 @@ def pieces(ids: Sequence[int], stop: Sequence[str] = (), context: Sequence[int] 
 
 
 examples = settings(max_examples=150, deadline=None, derandomize=True)
-words = st.text(st.sampled_from("abc the\né€😀.'"), max_size=30)
+words = st.text(st.sampled_from("abc the\né€😀.'\ufffd"), max_size=30)
 
 
 @given(text=words)
@@ -190,6 +190,26 @@ def test_a_stop_string_may_hold_characters_of_several_tokens() -> None:
 def test_a_stream_gives_what_comes_before_the_first_stop_string(text: str, stop: list[str]) -> None:
     ends = [at for s in stop if (at := text.find(s)) >= 0]
     assert "".join(pieces(TOKENIZER(text)["input_ids"], stop)) == text[: min(ends, default=len(text))]
+
+
+@given(text=words, stop=st.lists(st.text(st.sampled_from("abc e😀"), min_size=1, max_size=3), max_size=3), data=st.data())
+@examples
+def test_stop_strings_that_end_behind_the_least_number_of_tokens_count(
+    text: str, stop: list[str], data: st.DataObject
+) -> None:
+    """One that began before it was never found, and the answer went on."""
+    ids = TOKENIZER(text)["input_ids"]
+    least = data.draw(st.integers(0, len(ids)))
+    shown = [TOKENIZER.decode(ids[: count + 1], skip_special_tokens=True).rstrip("\ufffd") for count in range(len(ids))]
+    passed = len(shown[least - 1]) if least else 0
+    ends = [(at, at - len(s)) for s in stop for at in range(passed + 1, len(text) + 1) if text[:at].endswith(s)]
+    stream = Detokenizer(TOKENIZER, stop=stop, min_tokens=least)
+    found = "".join(stream.push(ids, last=True))
+    if not ends:
+        assert found == text and not stream.stopped
+        return
+    token = next(count for count, known in enumerate(shown) if len(known) >= min(ends)[0])
+    assert found == text[: min(begin for end, begin in ends if end <= len(shown[token]))]
 
 
 def test_bytes_that_are_no_characters_are_not_decoded_again_and_again() -> None:

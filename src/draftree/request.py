@@ -5,7 +5,8 @@ from __future__ import annotations
 import secrets
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -249,6 +250,14 @@ class Request:
         error.add_note("".join(traceback.format_tb(error.__traceback__)).rstrip())
         error.__traceback__ = None
         self.finish_reason, self.error = "error", error
+
+    @contextmanager
+    def ended_by_errors(self) -> Iterator[None]:
+        """An exception inside ends it."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001
+            self.fail(error)
 
     @property
     def tokens_left(self) -> int:

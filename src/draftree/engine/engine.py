@@ -1,6 +1,6 @@
 """The engine: requests are submitted, scheduled, and run to their end in steps that they share.
 
-    submit -> [ end, admit, step ] * -> result
+    submit -> [ end, admit, make room, step ] * -> result
 
 Any thread may submit and wait. One of the waiting threads runs the models for all of them until its own wait is over;
 then another takes over.
@@ -217,11 +217,8 @@ class Engine:
         Raises:
             InputError: one does not fit the cache; QueueFullError: too many wait.
         """
-        length, group = self.stepper.row_length, object()
-        jobs = [
-            Job(request, length(request, most=True), priority, timeout, group=group, place=place)
-            for place, request in enumerate(requests)
-        ]
+        group = object()
+        jobs = [Job(request, priority, timeout, group=group, place=place) for place, request in enumerate(requests)]
         with self._changed:
             self.scheduler.add(*jobs, bounded=bounded)
             self._changed.notify_all()
@@ -376,8 +373,7 @@ class Engine:
         if worked := bool(self._tasks):
             self._load()
         worked |= self._end()
-        if self.scheduler.waiting:
-            self._admit()
+        self._schedule()
         running = list[EngineRequest]()
         for job in self.scheduler.running:
             if job.request.finish_reason is None:
@@ -397,17 +393,20 @@ class Engine:
             if future.set_running_or_notify_cancel():
                 self._speculations.resolve(future, speculation)
 
-    def _admit(self) -> None:
-        """Let requests run whose turn has come."""
+    def _schedule(self) -> None:
+        """Let requests run whose turn has come, and those wait again whose rows the cache has no room for."""
         with self._guard:
             admitted, jobs = self.scheduler.admit(), self.scheduler.running
         for job in admitted:
-            try:  # the cache grows once for all
+            with job.request.ended_by_errors():  # the cache grows once for all
                 rows = len(jobs) + len(self.stepper.prefixes.lengths)
-                self.target.reserve(rows, max(self.stepper.row_length(running.request) for running in jobs))
+                self.target.reserve(rows, max([running.reserved for running in jobs]))
                 self.stepper.open_row(job.request)
-            except Exception as error:  # noqa: BLE001
-                job.request.fail(error)
+        with self._guard:
+            paused = self.scheduler.make_room()
+        for job in paused:
+            with job.request.ended_by_errors():
+                self.stepper.pause(job.request)
 
     def _step(self, requests: list[EngineRequest], prompt_tokens: int, nodes: int | None) -> list[Outcome]:
         """Step requests and return the outcomes of those that decode; if it fails, step each alone and return none."""
@@ -428,10 +427,8 @@ class Engine:
         with self._guard:
             ended = self.scheduler.ended()
         for job in ended:
-            try:
+            with job.request.ended_by_errors():
                 self.stepper.close(job.request)
-            except Exception as error:  # noqa: BLE001
-                job.request.fail(error)
         return bool(ended)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
@@ -129,9 +130,20 @@ class InputProcessor:
         stream = text_stream(self.tokenizer, params, ids)
         params = with_token_rules(params, can, self._spell)
         predicted = self._predicted(prediction)
-        return EngineRequest(
+        request = EngineRequest(
             ids, params, limit, can.eos_ids, stream, predicted, speculation=prepare(), observers=observers
         )
+        if params.max_tokens is None:
+            request.limit = self._most_held(request)
+        return request
+
+    def _most_held(self, request: EngineRequest) -> int:
+        """As many tokens, up to the request's limit, as the cache has room for by itself; at least 1."""
+
+        def exceeds(tokens: int) -> bool:
+            return not self._target.holds([request.row_length(request.prompt_length + tokens)])
+
+        return max(1, bisect_left(range(1, request.limit + 1), True, key=exceeds))
 
     def _spelled_words(self, words: tuple[str, ...]) -> list[tuple[int, ...]]:
         """Token ids of ``bad_words``, with a space before them and without.

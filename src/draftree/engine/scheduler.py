@@ -1,5 +1,7 @@
 """Which requests run: a queue, and admission by free cache; how much a step reads of prompts, and how much it drafts.
 
+A request is admitted where the cache has room for its text and some more, not for the longest text that it may come to.
+Where the texts that run have become too long for the cache, one of them waits again, and is read anew in its turn.
 Makes no step.
 """
 
@@ -26,6 +28,8 @@ _PRIORITY = 10.0
 _ALONE, _ALONE_ON_CPU = 2048, 256
 """Prompt tokens of a step while nobody waits for a next token: bounds the memory of a pass and the time to cancel. A
 processor reads no faster in larger steps, and 2048 tokens take it ten seconds."""
+_AHEAD = 1024
+"""Tokens that each text that runs has room for when another one is admitted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +142,6 @@ class Job(Checked):
     """A request with what decides when it runs.
 
     Attributes:
-        length: most tokens that its row may come to hold.
         priority: lower runs sooner, by ten seconds of waiting a step.
         timeout: seconds from its arrival in which it has to end; None: any.
         group: what it was asked for together with.
@@ -147,7 +150,6 @@ class Job(Checked):
     """
 
     request: EngineRequest
-    length: int
     priority: Priority = 0
     timeout: Positive | None = None
     arrival: float = field(default_factory=time.monotonic)
@@ -159,6 +161,20 @@ class Job(Checked):
     def turn(self) -> float:
         """Of two jobs that wait, the one with the lower number runs first."""
         return (self.priority + self.place) * _PRIORITY + self.arrival
+
+    @property
+    def length(self) -> int:
+        """Most tokens that its row may come to hold."""
+        return self.request.row_length(self.request.prompt_length + self.request.limit)
+
+    @property
+    def reserved(self) -> int:
+        """Tokens of the cache that are reserved for its row when another request is admitted."""
+        return self.row_length(_AHEAD)
+
+    def row_length(self, more: int) -> int:
+        """Most tokens that its row may hold until its text has gained so many."""
+        return min(self.length, self.request.row_length(len(self.request.ids) + more))
 
 
 class Scheduler:
@@ -206,7 +222,7 @@ class Scheduler:
                 raise FieldError(
                     "max_tokens",
                     f"the request needs {job.length} cache slots, more than the memory of the cache has: lower "
-                    "max_tokens, shorten the prompt, or give the cache more memory",
+                    "max_tokens, shorten the prompt, or free memory and load the model again",
                 )
         if bounded and len(self.jobs) + len(jobs) > self.most:
             # a place may be free in as much time as those that run have taken so far, at most a minute
@@ -231,6 +247,26 @@ class Scheduler:
             self.waiting = [job for job in self.waiting if job.request.finish_reason is None]
         return ended
 
+    def make_room(self) -> list[Job]:
+        """Requests that wait again, since texts have become longer than the cache has room for; their rows are freed.
+
+        Kept rows go first; then whoever would run last waits, as long as another one runs.
+        """
+        paused = list[Job]()
+        if len(self.running) < 2 and not self._kept.lengths:
+            return paused
+        while not self._holds([*(job.row_length(0) for job in self.running), *self._kept.lengths]):
+            if self._kept.lengths:
+                self._kept.evict()
+            elif len(self.running) > 1:
+                job = max(self.running, key=attrgetter("turn"))
+                self.running.remove(job)
+                insort(self.waiting, job, key=attrgetter("turn"))
+                paused.append(job)
+            else:
+                break
+        return paused
+
     def admit(self) -> list[Job]:
         """Requests whose turn it is, while there are rows and free cache for them; they run from now on.
 
@@ -238,23 +274,27 @@ class Scheduler:
         group has all rows there is one more for a request of another group.
         """
         admitted = list[Job]()
-        while self.waiting and self._has_row(job := self.waiting[0]):
-            lengths = [*(running.length for running in self.running), job.length]
-            while not self._holds([*lengths, *self._kept.lengths]) and self._kept.lengths:
-                self._kept.evict()
-            if not self._holds([*lengths, *self._kept.lengths]):
+        while (job := self._next()) is not None:
+            lengths = [*(running.reserved for running in self.running), job.reserved]
+            if not self._holds(lengths):
                 break
-            del self.waiting[0]
+            end = -1 if self._kept.touch(job.request.ids) else None  # it takes over the last row
+            while (others := self._kept.lengths[:end]) and not self._holds([*lengths, *others]):
+                self._kept.evict()
+            self.waiting.remove(job)
             self.running.append(job)
             admitted.append(job)
         return admitted
 
-    def _has_row(self, job: Job) -> bool:
+    def _next(self) -> Job | None:
+        """The request that waits for nothing but cache."""
         running, rows = len(self.running), self._params.rows
-        if running != rows:
-            return running < rows
+        if running < rows:
+            return next(iter(self.waiting), None)
         groups = {running.group for running in self.running}
-        return rows > 1 == len(groups) and job.group not in groups
+        if running > rows or rows == 1 or len(groups) > 1:
+            return None
+        return next((job for job in self.waiting if job.group not in groups), None)
 
     @property
     def limits(self) -> tuple[int, int | None]:

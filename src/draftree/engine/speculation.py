@@ -23,6 +23,8 @@ from ..text.detokenizer import TextStream
 from ..verify.base import Scheme
 from ..verify.schemes import DEFAULT_SCHEME, SCHEMES, find_scheme, read_scheme
 
+_RESERVED = 256
+"""Most drafted nodes of a request that cache is reserved for."""
 _KEPT = 32
 """Most speculations by name that an engine keeps; the least recently used one goes first."""
 
@@ -247,3 +249,19 @@ class EngineRequest(Request):
     ) -> None:
         super().__init__(prompt_ids, params, limit, eos_ids, stream, prediction)
         self.speculation, self.observers = speculation, tuple(observers)
+
+    @property
+    def scored(self) -> int | None:
+        """How many log-probabilities are wanted beside that of each token of its prompt; None: not even those.
+
+        Of a prompt that was read to its end they are known.
+        """
+        return None if self.output_ids else self.params.prompt_logprobs
+
+    def row_length(self, tokens: int) -> int:
+        """Tokens that its row may hold while its text has so many.
+
+        Of a large node budget only a part counts: most trees stay far below it, and the cache grows for one that does
+        not.
+        """
+        return tokens + 1 + min(self.speculation.nodes, _RESERVED)

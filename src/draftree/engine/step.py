@@ -2,6 +2,8 @@
 
     open_row -> [ draft -> extend -> verify -> commit -> append ] * -> close
 
+Between two steps ``pause`` frees a request's row; ``open_row`` gives it another one, and its text is read again.
+
 Joins drafting and verification, which know nothing of each other. A request whose prompt is not read yet takes part
 with the next tokens of it in place of a tree; when the last of them is read, its first token is drawn.
 """
@@ -27,8 +29,6 @@ from ..tree import ROOT, DraftTree
 from ..verify.base import Scheme, Verdict
 from .speculation import EngineRequest, Observer
 
-_RESERVED = 256
-"""Most drafted nodes of a request that cache is reserved for."""
 _SCORED = 64
 """Most tokens of a prompt that a step reads where their log-probabilities are wanted: it computes all their logits."""
 
@@ -45,7 +45,7 @@ class _Feed:
     """What one request feeds to a step's pass, above its tree.
 
     Attributes:
-        tokens: of a prompt as many as are read now, else the request's last token alfeed.
+        tokens: of a prompt as many as are read now, else the request's last token alone.
         decodes: its prompt was read before.
         ends: with the request's last token: the next one is drawn.
         scored: how many log-probabilities are wanted beside that of each token of the prompt; None: not even those.
@@ -84,7 +84,7 @@ class Stepper:
         prefixes: most rows of closed requests that are kept, for prompts that begin as they do.
 
     Attributes:
-        requests: those that hold something, in the order in which they came.
+        requests: those that were begun and are not closed, in the order in which they came.
         seconds: what the measured phases of the last step took.
         read: tokens of prompts that the last step read.
     """
@@ -100,22 +100,25 @@ class Stepper:
 
     def open_row(self, request: EngineRequest) -> None:
         """Give a request its row in the target, with what is kept of its prompt; steps read the rest."""
-        self._target.reserve(1, self.row_length(request))
-        scored = request.params.prompt_logprobs is not None
+        scored = request.scored is not None
         # a row without trees is not forked where the texts part, behind which its request has read on
         alone = scored or bool(self._target.capabilities.no_trees)
-        readers = [] if alone else [reader for reader in self.requests if not reader.decodes]
+        readers = [] if alone else [reader for reader in self.requests if reader.row and not reader.decodes]
         shared = [common_prefix(reader.ids, request.ids[:-1]) for reader in readers]
         if (longest := max(shared, default=0)) >= WORTHWHILE:
             self._leaders[request] = readers[shared.index(longest)], longest
-        request.row = self._target.open() if scored or longest >= WORTHWHILE else self._reused_row(request)
-        request.stats.reused = request.row.length
+        if scored or longest >= WORTHWHILE:
+            request.row = self._target.open()
+        else:
+            self._reuse(request)
         self.requests[request] = None
 
-    def _reused_row(self, request: EngineRequest) -> Row:
-        """A row with what rows hold of a text: those that are kept, and those of other requests."""
+    def _reuse(self, request: EngineRequest) -> None:
+        """Give it a row with what rows hold of its text: those that are kept, and those of other requests."""
         live = [(r.ids, r.row) for r in self.requests if r.row is not None and r is not request]
-        return self.prefixes.find(request.ids, live)
+        request.row = self.prefixes.find(request.ids, live)
+        if not request.output_ids:
+            request.stats.reused = request.row.length
 
     def _waits(self, request: EngineRequest, requests: Sequence[EngineRequest]) -> bool:
         """Another request of the step reads what both texts begin with; when it has, this one goes on from there."""
@@ -127,8 +130,7 @@ class Stepper:
         del self._leaders[request]
         if request.row is not None and not request.row.length:
             self._target.close(request.row)
-            request.row = self._reused_row(request)
-            request.stats.reused = request.row.length
+            self._reuse(request)
         return False
 
     def step(
@@ -176,7 +178,7 @@ class Stepper:
                 feeds.append(_Feed(request, row, request.ids[-1:], True, True, None))
             else:
                 reading.append((request, row))
-                unread_tokens.append(unread if request.params.prompt_logprobs is None else min(unread, _SCORED))
+                unread_tokens.append(unread if request.scored is None else min(unread, _SCORED))
         self.read = 0
         if prompt_tokens is not None and reading:
             unread_tokens = _shares(unread_tokens, prompt_tokens)
@@ -185,7 +187,7 @@ class Stepper:
                 self.read += count
                 end = row.length + count
                 tokens, ends = request.ids[row.length : end], end == len(request.ids)
-                feeds.append(_Feed(request, row, tokens, False, ends, request.params.prompt_logprobs))
+                feeds.append(_Feed(request, row, tokens, False, ends, request.scored))
         return sorted(feeds, key=attrgetter("row.number"))
 
     def _draft(self, feeds: Sequence[_Feed], reading: int | None, nodes: int | None) -> tuple[_Groups, _Trees]:
@@ -321,33 +323,40 @@ class Stepper:
             if not feed.decodes:
                 feed.request.stats.seconds.prefill += seconds
                 if feed.ends:
-                    feed.request.stats.tokens = taken[feed.request]
+                    feed.request.stats.tokens += taken[feed.request]
+                    if feed.request.stats.tokens > taken[feed.request]:  # it was paused, not opened
+                        continue
                     for observer in (*self._observers, *feed.request.observers):
                         yield partial(observer.opened, feed.request)
+
+    def pause(self, request: EngineRequest) -> None:
+        """Free what a request holds in the models until ``open_row`` is called again."""
+        try:
+            self._free(request)
+        finally:
+            request.row, request.decodes = None, False
 
     def close(self, request: EngineRequest) -> None:
         """Free what a request holds in the models; its tokens and figures stay readable. Twice is harmless.
 
         All observers are notified, even where one of them fails.
         """
-        if (row := request.row) is not None:
-            self._leaders.pop(request, None)
+        if request in self.requests:
             with ExitStack() as closing:  # from the last to the first
                 closing.callback(setattr, request, "row", None)  # last: it is done when its observers know
-                closing.callback(self.requests.pop, request, None)
+                closing.callback(self.requests.pop, request)
                 for observer in reversed((*self._observers, *request.observers)):
                     closing.callback(observer.closed, request)
-                drafter = request.speculation.drafter
-                closing.callback(call_named, f"drafter {drafter.name}: close", drafter.close, request)
+                self._free(request)
+
+    def _free(self, request: EngineRequest) -> None:
+        self._leaders.pop(request, None)
+        if (row := request.row) is not None:
+            drafter = request.speculation.drafter
+            try:
                 self.prefixes.keep(request.ids, row)
-
-    def row_length(self, request: EngineRequest, *, most: bool = False) -> int:
-        """Tokens of a row to reserve for a request, or the most that it may come to need.
-
-        Of a large node budget only a part: most trees stay far below it, and the cache grows for one that does not.
-        """
-        tokens = request.limit if most else request.params.max_tokens or 0
-        return request.prompt_length + tokens + 1 + min(request.speculation.nodes, _RESERVED)
+            finally:
+                call_named(f"drafter {drafter.name}: close", drafter.close, request)
 
 
 def _shares(unread: Sequence[int], most: int) -> list[int]:

@@ -57,6 +57,14 @@ class PrefixCache:
             self._rows.append((text, row))
         return forked
 
+    def touch(self, ids: Sequence[int]) -> bool:
+        """Let the row that holds most of a text be the last that is evicted; true where ``find`` takes it over."""
+        shared = [self._shared(ids, *text_row) for text_row in self._rows]
+        if (length := max(shared, default=0)) < WORTHWHILE:
+            return False
+        self._rows.append(self._rows.pop(shared.index(length)))
+        return length == self._rows[-1][1].length
+
     def _shared(self, ids: Sequence[int], text: Sequence[int], row: Row) -> int:
         """How much of a text a row holds.
 

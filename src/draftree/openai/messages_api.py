@@ -172,6 +172,10 @@ class MessageChat(ChatRequest):
 
     prefix = "msg_"
 
+    def limit(self, room: int) -> int | None:
+        most = super().limit(room)
+        return most if most is None or room < 1 else min(most, room)
+
     @contextmanager
     def named(self) -> Iterator[None]:
         """Rename the fields of errors to those of messages."""
@@ -271,6 +275,7 @@ class MessageBuilder:
     def __init__(self, key: str, model: str, choices: Choices, requests: Sequence[Request]) -> None:
         (self._request,) = requests
         self._id, self._model, self._parser = key, model, choices.parser(0)
+        self._most = choices.body.max_tokens or 0
         self._blocks = list[dict[str, Any]]()
         self._open = False  # the last block has not ended
         self._arguments = ""  # of the call that is under way
@@ -383,7 +388,7 @@ class MessageBuilder:
             "stop": "stop_sequence" if request.stopped else "end_turn",
         }
         reason = reasons.get(request.finish_reason or "", "pause_turn")
-        if reason == "max_tokens" and request.limit < (request.params.max_tokens or 0):
+        if reason == "max_tokens" and request.limit < self._most:
             reason = "model_context_window_exceeded"
         if reason != "max_tokens" and self._parser is not None and self._parser.called:
             reason = "tool_use"

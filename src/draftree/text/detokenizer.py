@@ -119,6 +119,10 @@ def token_speller(tokenizer: Tokenizer) -> Callable[[int], bytes]:
     return spelled
 
 
+def _spelled(tokenizer: Tokenizer, tokens: Sequence[int]) -> bytes:
+    return b"".join(map(token_speller(tokenizer), tokens))
+
+
 class StopString:
     """Finds a string in a text that comes in pieces, and looks at each character a bounded number of times.
 
@@ -132,14 +136,20 @@ class StopString:
         self.text, self.begun = text, 0
         self._borders = [0]  # of each beginning, as far as one has come: the longest shorter one that it ends with
 
-    def find(self, piece: str) -> int:
-        """How far into the next piece the string ends for the first time; 0: not in it."""
+    def find(self, piece: str, *, counts: bool = True) -> int:
+        """How far into the next piece the string ends for the first time; 0: not in it.
+
+        Args:
+            counts: what ends in this piece counts; what begins in it does in any case.
+        """
         for passed, character in enumerate(piece, start=1):
             self.begun = self._after(self.begun, character)
-            if self.begun == len(self.text):
-                return passed
             if self.begun > len(self._borders):
                 self._borders.append(self._after(self._borders[-1], self.text[self.begun - 1]))
+            if self.begun == len(self.text):
+                if counts:
+                    return passed
+                self.begun = self._borders[-1]
         return 0
 
     def _after(self, begun: int, character: str) -> int:
@@ -170,7 +180,7 @@ class Detokenizer:
     Args:
         context: the tokens before the first one.
         stop: strings that end the text.
-        min_tokens: stop strings count after so many tokens.
+        min_tokens: stop strings count that end after so many tokens.
         include_stop: the text ends with the stop string.
         skip_special_tokens: special tokens give no text.
     """
@@ -200,6 +210,8 @@ class Detokenizer:
         self._window = self._tail(list(context[-_WINDOW:]))
         text = self._decode(self._window)
         self._shown = len(text.rstrip(_INCOMPLETE))
+        if self._shown < len(text) and _spelled(tokenizer, self._window).endswith(_INCOMPLETE.encode()):
+            self._shown = len(text)  # the character that stands for others was written
         self._incomplete = self._shown < len(text)  # what comes next may belong to a character that has begun
         self._held = ""
 
@@ -250,8 +262,8 @@ class Detokenizer:
                     self._shorten(cut)
             self._incomplete = cut > 0
             ends, begun, new = list[tuple[int, int, str]](), 0, self._held[before:]
-            for stop in self._stop if self._passed > self._min_tokens else ():
-                if end := stop.find(new):
+            for stop in self._stop:
+                if end := stop.find(new, counts=self._passed > self._min_tokens):
                     ends.append((before + end - len(stop.text), len(stop.text), stop.text))
                 begun = max(begun, stop.begun)
             cut = len(self._held) - (0 if count == final else begun)
