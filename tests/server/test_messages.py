@@ -98,6 +98,29 @@ def test_a_message_has_the_text_of_the_engine(
     assert raw[-3:] == ["content_block_stop", "message_delta", "message_stop"]
 
 
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_message_ends_where_the_context_does(claude: anthropic.Anthropic, alone: Engine, streams: bool) -> None:
+    """Agents ask for as many tokens every turn: they were refused as soon as the prompt left fewer."""
+    messages: list[Any] = [{"role": "user", "content": TEXT}]
+    room = alone.target.capabilities.max_length - len(alone.inputs.encode(messages))
+
+    def ended(max_tokens: int) -> tuple[str | None, int]:
+        extra = {"ignore_eos": True, **GREEDY}
+        options: Any = {"model": NAME, "max_tokens": max_tokens, "messages": messages, "extra_body": extra}
+        if not streams:
+            message: Any = claude.messages.create(**options)
+            return message.stop_reason, message.usage.output_tokens
+        with claude.messages.stream(**options) as stream:
+            message = stream.get_final_message()
+        return message.stop_reason, message.usage.output_tokens
+
+    assert [ended(room + more) for more in (-1, 0)] == [("max_tokens", room - 1), ("max_tokens", room)]
+    assert [ended(most) for most in (room + 1, 10 * room)] == [("model_context_window_exceeded", room)] * 2
+    messages[0]["content"] = f"{TEXT} " * room
+    with pytest.raises(anthropic.BadRequestError):
+        ended(5)
+
+
 def test_a_stop_sequence_is_named(claude: anthropic.Anthropic, alone: Engine) -> None:
     text = alone.generate([[{"role": "user", "content": TEXT}]], SamplingParams(max_tokens=20))[0].text
     stop = text[5:8]
