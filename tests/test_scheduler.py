@@ -10,9 +10,9 @@ from draftree.config import SamplingParams
 from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.grow import TreeDrafter
 from draftree.engine.engine import Engine
-from draftree.engine.scheduler import ChunkSize, Job, NodeShare, Scheduler, SchedulerParams
-from draftree.engine.speculation import EngineRequest, Observer, Speculation
-from draftree.errors import CacheFullError, ConfigError, FieldError, QueueFullError
+from draftree.engine.scheduler import Job, Scheduler, SchedulerParams
+from draftree.engine.speculation import EngineRequest, Speculation
+from draftree.errors import ConfigError, FieldError, QueueFullError
 from draftree.models.base import Nodes, Row
 from draftree.papers.opt_tree import OptTree
 from draftree.request import Outcome
@@ -202,27 +202,6 @@ def test_prompts_are_read_in_chunks_only_while_others_wait_for_their_next_token(
     assert alone > made.limits[0] == 16
 
 
-@pytest.mark.parametrize("token", [0.001, 0.01, 0.0001])
-def test_chunks_become_as_large_as_a_step_may_take(token: float) -> None:
-    chunk = ChunkSize()
-    chunk.observe(0, 0.1)
-    for _ in range(100):
-        tokens = chunk.size
-        chunk.observe(tokens, 0.1 + token * tokens)
-    fits = max(8, min(512, 0.15 / token))
-    assert 0.7 * fits <= chunk.size <= 1.25 * fits
-
-
-def test_a_slow_moment_costs_a_chunk_a_quarter() -> None:
-    chunk = ChunkSize()
-    chunk.observe(0, 0.1)
-    before = chunk.size
-    chunk.observe(before, 10.0)
-    assert chunk.size == before * 3 // 4
-    chunk.observe(chunk.size - 1, 0.01)
-    assert chunk.size == before * 3 // 4, "the end of a prompt says nothing of a whole chunk"
-
-
 class Timed:
     """A toy whose passes take seconds of a clock of its own: one, and so much more for each token beside the first."""
 
@@ -293,47 +272,6 @@ def test_drafts_of_others_make_a_request_take_at_most_twice_as_long(
 
     plain = neighbour(None, drafts=False)
     assert neighbour(2.0, drafts=True) <= 2 * plain < neighbour(None, drafts=True)
-
-
-@pytest.mark.parametrize("node", [0.001, 0.02, 0.2])
-def test_shared_steps_draft_as_much_as_the_bound_leaves(node: float) -> None:
-    share = NodeShare(2.0)
-    assert share.most(2) == 0, "what a step takes without drafts is measured first"
-    for _ in range(400):
-        drafted = share.most(2) or 0
-        share.observe(2, drafted, 1.0 + node * drafted)
-    fits = 0.6 / node
-    assert 0.7 * fits <= share.size <= 1.25 * (fits + 1)
-
-
-@pytest.mark.parametrize("drafting", [1.0, 3.0, 6.0])
-def test_where_one_node_takes_too_long_few_steps_draft(drafting: float) -> None:
-    share, took, count = NodeShare(2.0), list[float](), 0
-    for _ in range(400):
-        drafted = (share.most(2) or 0) // 2 * 2  # the same for each of two requests
-        took.append(1.0 + (drafting + 0.1 * drafted if drafted else 0.0))
-        count += drafted > 0
-        share.observe(2, drafted, took[-1])
-    assert count > 20 and sum(took) <= 2 * len(took)
-
-
-def test_steps_without_drafts_are_measured_for_each_number_of_requests_and_again() -> None:
-    share, plain = NodeShare(2.0), 0
-    for _ in range(600):
-        drafted = share.most(3) or 0
-        plain += not drafted
-        share.observe(3, drafted, 1.0)
-    assert plain == 10
-    assert share.most(4) == 0 < (share.most(3) or 0)
-
-
-def test_a_stall_while_nothing_is_drafted_leaves_the_bound_where_it_is() -> None:
-    share = NodeShare(2.0)
-    share.observe(2, 0, 1.0)
-    share.observe(2, 0, 50.0)
-    size = share.size
-    share.observe(2, int(size), 2.5)
-    assert share.size < size
 
 
 def test_whoever_is_alone_drafts_within_its_own_budget() -> None:
@@ -471,90 +409,3 @@ def test_the_size_of_chunks_follows_what_was_read(kind: str, monkeypatch: pytest
         gaps.append(clock.now - began)
     assert max(gaps) <= 3
     stream.cancel()
-
-
-class Cached(ToyModel):
-    """A toy whose passes fail where rows hold more than its cache."""
-
-    longest = 0
-
-    def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Scores:
-        scores = super().extend(rows, nodes)
-        self.longest = max(self.longest, sum(row.length + len(row.parents) for row in self._ids))
-        if self.most_tokens is not None and self.longest > self.most_tokens:
-            raise CacheFullError(f"{self.longest} tokens")
-        return scores
-
-
-class Noted(Observer):
-    """What an engine tells of requests."""
-
-    def __init__(self) -> None:
-        self.seen = list[tuple[str, EngineRequest]]()
-
-    def opened(self, request: EngineRequest) -> None:
-        self.seen.append(("opened", request))
-
-    def closed(self, request: EngineRequest) -> None:
-        self.seen.append(("closed", request))
-
-
-@pytest.mark.parametrize("drafts", [False, True])
-@pytest.mark.parametrize("prefixes", [0, 4])
-@pytest.mark.parametrize("prompt_logprobs", [None, 1])
-def test_texts_that_wait_for_cache_half_way_are_the_same(
-    drafts: bool, prefixes: int, prompt_logprobs: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("draftree.engine.scheduler._AHEAD", 16)
-    common = {"prompt_logprobs": prompt_logprobs, "logprobs": 1, "ignore_eos": True}
-    params = [SamplingParams(temperature=i % 2, seed=i, max_tokens=40 + i, **common) for i in range(5)]
-    prompts = [[i % 6] * (3 + 20 * (i % 2)) for i in range(5)]
-
-    def texts(most: int | None) -> tuple[list[tuple[object, ...]], Cached, Noted]:
-        model, noted = Cached(7, max_length=200), Noted()
-        model.most_tokens = most
-        drafter = TreeDrafter(OptTree(), ModelSource(ToyModel(7, 1, max_length=200), 7)) if drafts else None
-        engine = Engine(
-            model, Speculation(drafter, 6), observers=[noted], scheduling=SchedulerParams(rows=4, prefixes=prefixes)
-        )
-        handles = [engine.submit(*each) for each in zip(prompts, params, strict=True)]
-        answers = [handle.result() for handle in handles]
-        for answer, asked in zip(answers, params, strict=True):
-            assert answer.finish_reason == "length" and answer.stats.tokens == asked.max_tokens
-        requests = [handle.request for handle in handles]
-        scored = [([chunk.logprobs for chunk in r.chunks], r.prompt_logprobs, r.stats.reused) for r in requests]
-        return [*zip([answer.token_ids for answer in answers], scored, strict=True)], model, noted
-
-    wanted, _, _ = texts(None)
-    found, model, noted = texts(120)
-    assert found == wanted
-    assert 80 < model.longest <= 120
-    for what in ("opened", "closed"):
-        assert len({request for kind, request in noted.seen if kind == what}) == len(noted.seen) // 2 == 5
-
-
-def test_one_that_waits_again_can_be_cancelled_and_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draftree.engine.scheduler._AHEAD", 16)
-    model, noted = Cached(7, max_length=200), Noted()
-    model.most_tokens = 100
-    engine = Engine(model, Speculation(nodes=1), observers=[noted])
-    first, second = (engine.submit((1, 2 + i), SamplingParams(max_tokens=90, ignore_eos=True)) for i in range(2))
-    engine.wait(lambda: bool(second.request.chunks) and second.request.row is None)
-    gained = second.request.output_ids
-    second.cancel()
-    assert second.result().finish_reason == "cancelled" and second.request.output_ids == gained
-    first.result()
-    assert [kind for kind, request in noted.seen if request is second.request] == ["opened", "closed"]
-    assert not any(model._ids)
-
-
-@pytest.mark.parametrize("length", [50, 200])
-def test_without_max_tokens_an_answer_is_as_long_as_context_and_cache_allow(length: int) -> None:
-    """The whole context was reserved: where the cache had less, each request without max_tokens was refused."""
-    model = Cached(7, max_length=length)
-    model.most_tokens = 100
-    engine, endless = Engine(model), SamplingParams(ignore_eos=True)
-    answers = engine.generate([(1, 2), (1, 3), (1, 4)], endless)
-    assert {len(answer.token_ids) for answer in answers} == {min(length, 99 - engine.speculation.nodes) - 2}
-    with pytest.raises(FieldError, match="max_tokens"):
-        engine.generate([(1, 2)], SamplingParams(max_tokens=99 if length > 100 else 49))

@@ -1,0 +1,108 @@
+"""Texts that outgrow the cache: one of them waits, is read again in its turn, and comes out the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from draftree.config import SamplingParams
+from draftree.drafters.draft_model import ModelSource
+from draftree.drafters.grow import TreeDrafter
+from draftree.engine.engine import Engine
+from draftree.engine.scheduler import SchedulerParams
+from draftree.engine.speculation import EngineRequest, Observer, Speculation
+from draftree.errors import CacheFullError, FieldError
+from draftree.models.base import Nodes, Row
+from draftree.papers.opt_tree import OptTree
+from draftree.scores import Scores
+
+from .toy import ToyModel
+
+
+class Cached(ToyModel):
+    """A toy whose passes fail where rows hold more than its cache."""
+
+    longest = 0
+
+    def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Scores:
+        scores = super().extend(rows, nodes)
+        self.longest = max(self.longest, sum(row.length + len(row.parents) for row in self._ids))
+        if self.most_tokens is not None and self.longest > self.most_tokens:
+            raise CacheFullError(f"{self.longest} tokens")
+        return scores
+
+
+class Noted(Observer):
+    """What an engine tells of requests."""
+
+    def __init__(self) -> None:
+        self.seen = list[tuple[str, EngineRequest]]()
+
+    def opened(self, request: EngineRequest) -> None:
+        self.seen.append(("opened", request))
+
+    def closed(self, request: EngineRequest) -> None:
+        self.seen.append(("closed", request))
+
+
+@pytest.mark.parametrize("drafts", [False, True])
+@pytest.mark.parametrize("prefixes", [0, 4])
+@pytest.mark.parametrize("prompt_logprobs", [None, 1])
+def test_texts_that_wait_for_cache_half_way_are_the_same(
+    drafts: bool, prefixes: int, prompt_logprobs: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("draftree.engine.scheduler._AHEAD", 16)
+    common: dict[str, Any] = {"prompt_logprobs": prompt_logprobs, "logprobs": 1, "ignore_eos": True}
+    params = [SamplingParams(temperature=i % 2, seed=i, max_tokens=40 + i, **common) for i in range(5)]
+    prompts = [[i % 6] * (3 + 20 * (i % 2)) for i in range(5)]
+
+    def texts(most: int | None) -> tuple[list[tuple[object, ...]], Cached, Noted]:
+        model, noted = Cached(7, max_length=200), Noted()
+        model.most_tokens = most
+        drafter = TreeDrafter(OptTree(), ModelSource(ToyModel(7, 1, max_length=200), 7)) if drafts else None
+        engine = Engine(
+            model, Speculation(drafter, 6), observers=[noted], scheduling=SchedulerParams(rows=4, prefixes=prefixes)
+        )
+        handles = [engine.submit(*each) for each in zip(prompts, params, strict=True)]
+        answers = [handle.result() for handle in handles]
+        for answer, asked in zip(answers, params, strict=True):
+            assert answer.finish_reason == "length" and answer.stats.tokens == asked.max_tokens
+        requests = [handle.request for handle in handles]
+        scored = [([chunk.logprobs for chunk in r.chunks], r.prompt_logprobs, r.stats.reused) for r in requests]
+        return [*zip([answer.token_ids for answer in answers], scored, strict=True)], model, noted
+
+    wanted, _, _ = texts(None)
+    found, model, noted = texts(120)
+    assert found == wanted
+    assert 80 < model.longest <= 120
+    for what in ("opened", "closed"):
+        assert len({request for kind, request in noted.seen if kind == what}) == len(noted.seen) // 2 == 5
+
+
+def test_one_that_waits_again_can_be_cancelled_and_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("draftree.engine.scheduler._AHEAD", 16)
+    model, noted = Cached(7, max_length=200), Noted()
+    model.most_tokens = 100
+    engine = Engine(model, Speculation(nodes=1), observers=[noted])
+    first, second = (engine.submit((1, 2 + i), SamplingParams(max_tokens=90, ignore_eos=True)) for i in range(2))
+    engine.wait(lambda: bool(second.request.chunks) and second.request.row is None)
+    gained = second.request.output_ids
+    second.cancel()
+    assert second.result().finish_reason == "cancelled" and second.request.output_ids == gained
+    first.result()
+    assert [kind for kind, request in noted.seen if request is second.request] == ["opened", "closed"]
+    assert not any(model._ids)
+
+
+@pytest.mark.parametrize("length", [50, 200])
+def test_without_max_tokens_an_answer_is_as_long_as_context_and_cache_allow(length: int) -> None:
+    """The whole context was reserved: where the cache had less, each request without max_tokens was refused."""
+    model = Cached(7, max_length=length)
+    model.most_tokens = 100
+    engine, endless = Engine(model), SamplingParams(ignore_eos=True)
+    answers = engine.generate([(1, 2), (1, 3), (1, 4)], endless)
+    assert {len(answer.token_ids) for answer in answers} == {min(length, 99 - engine.speculation.nodes) - 2}
+    with pytest.raises(FieldError, match="max_tokens"):
+        engine.generate([(1, 2)], SamplingParams(max_tokens=99 if length > 100 else 49))
