@@ -415,11 +415,10 @@ class Engine:
             return self.stepper.step(requests, prompt_tokens, nodes)
         except Exception as error:  # noqa: BLE001 - whatever ends a request, the others go on
             failure = error
-        if len(requests) == 1:
-            requests[0].fail(failure)
-            return []
         for request in requests:  # outside the handler, or its error would be the context of theirs
-            if request.finish_reason is None:
+            if request.finish_reason is None and len(requests) == 1:
+                request.fail(failure)
+            elif request.finish_reason is None:
                 self._step([request], prompt_tokens, nodes)
         return []
 

@@ -322,7 +322,8 @@ class Stepper:
                 feed.request.stats.seconds.prefill += seconds
                 if feed.ends:
                     feed.request.stats.tokens = taken[feed.request]
-                    for observer in (*self._observers, *feed.request.observers):
+                    observers = (*self._observers, *feed.request.observers)
+                    for observer in observers if taken[feed.request] else ():
                         yield partial(observer.opened, feed.request)
 
     def close(self, request: EngineRequest) -> None:
