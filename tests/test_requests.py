@@ -1,15 +1,21 @@
-"""A request takes the tokens of a step."""
+"""A request takes the tokens of a step, and ends with all of its text."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from draftree.config import SamplingParams
 from draftree.engine.input_processor import text_stream
+from draftree.engine.scheduler import Job
+from draftree.engine.speculation import EngineRequest, Speculation
 from draftree.request import Request
 
+from .test_scheduler import scheduler
 from .test_text import EOS, TOKENIZER, ids_of
 
 
@@ -41,3 +47,27 @@ def test_a_request_takes_the_tokens_of_a_step_as_one_by_one(
     assert all(each == found[0] for each in found)
     reasons = {"stop"} if stop or "stop_token_ids" in ends else {None}
     assert found[0][0] in reasons | ({"length"} if limit < len(ids) else set())
+
+
+def has_more(ids: NDArray[np.int64], most: int) -> bool:
+    return len(ids) > most
+
+
+@pytest.mark.parametrize("reason", ["eos", "length", "criteria", "cancelled", "deadline"])
+def test_a_text_has_all_of_its_tokens_whatever_ends_it(reason: str) -> None:
+    """What a stop string or a character could begin with was lost where the end came between two steps."""
+    ids = ids_of("a < b </cod </code é€ <</co€ <")
+    for count in range(1, len(ids) + 1):
+        criteria = (partial(has_more, most=count),) if reason == "criteria" else ()
+        params = SamplingParams(stop=("</code>", "<<<", "€ <a"), criteria=criteria)
+        limit = count if reason == "length" else 99
+        stream, came = text_stream(TOKENIZER, params, [5]), [*ids[:count], *[EOS] * (reason == "eos")]
+        request = EngineRequest([5], params, limit, frozenset({EOS}), stream, speculation=Speculation())
+        books, job = scheduler(), Job(request, 9, arrival=0.0, timeout=1e-9 if reason == "deadline" else None)
+        books.add(job)
+        for token in came:
+            request.append([token], accepted=0)
+        job.cancelled = reason == "cancelled"
+        assert books.ended() == [job] and request.finish_reason == reason
+        assert request.output_ids == came and len(request.chunks) == len(came)
+        assert request.text == TOKENIZER.decode(came, skip_special_tokens=True)
