@@ -1,8 +1,9 @@
-"""A request takes the tokens of a step, and ends with all of its text."""
+"""A request takes the tokens of a step, ends with all of its text, and a stream has all of its tokens."""
 
 from __future__ import annotations
 
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,13 +11,15 @@ import pytest
 from numpy.typing import NDArray
 
 from draftree.config import SamplingParams
+from draftree.engine.engine import Engine, Handle
 from draftree.engine.input_processor import text_stream
 from draftree.engine.scheduler import Job
 from draftree.engine.speculation import EngineRequest, Speculation
-from draftree.request import Request
+from draftree.request import Chunk, Request
 
 from .test_scheduler import scheduler
 from .test_text import EOS, TOKENIZER, ids_of
+from .toy import ToyModel
 
 
 @pytest.mark.parametrize("stop", [(), ("xy",), ("z",)])
@@ -71,3 +74,26 @@ def test_a_text_has_all_of_its_tokens_whatever_ends_it(reason: str) -> None:
         assert books.ended() == [job] and request.finish_reason == reason
         assert request.output_ids == came and len(request.chunks) == len(came)
         assert request.text == TOKENIZER.decode(came, skip_special_tokens=True)
+
+
+class _Racing:
+    """A request that gains a token whenever one looks whether it has ended, and ends with the last of them."""
+
+    row = error = None
+
+    def __init__(self, tokens: int) -> None:
+        self.left, self.chunks = tokens, list[Chunk]()
+
+    @property
+    def finish_reason(self) -> str | None:
+        if self.left:
+            self.left -= 1
+            self.chunks.append(Chunk(self.left, "", False, 0))
+        return None if self.left else "length"
+
+
+@pytest.mark.parametrize("tokens", range(1, 7))
+def test_a_stream_has_the_tokens_that_another_thread_adds_while_it_looks_for_the_end(tokens: int) -> None:
+    """They were counted before it looked whether the request had ended: the last ones could be lost."""
+    job: Any = SimpleNamespace(request=_Racing(tokens))
+    assert [chunk.token for chunk in Handle(Engine(ToyModel()), job)] == [*range(tokens)][::-1]

@@ -62,14 +62,15 @@ class Handle:
         Raises:
             the exception that ended it.
         """
-        given, chunks = 0, self.request.chunks
+        given, chunks, done = 0, self.request.chunks, False
 
         def moved() -> bool:
             return self.done or len(chunks) > given
 
         try:
-            while given < len(chunks) or not self.done:
+            while not done:
                 self._engine.wait(moved)
+                done = self.done  # before the chunks are read: another thread may add the last ones meanwhile
                 new = chunks[given:]
                 given += len(new)
                 yield from new
