@@ -23,9 +23,9 @@ OPENS, CLOSES = THINK_TAGS
 CALL = call_text("f", {"a": 1})
 
 
-def parsed(parser: ThoughtParser, pieces: list[str]) -> tuple[str, str, list[str]]:
+def parsed(parser: ThoughtParser, pieces: list[str], rest: str = "") -> tuple[str, str, list[str]]:
     """What was thought, what was said, and arguments of calls."""
-    parts = [part for piece in pieces for part in parser.push(Chunk(0, piece, False, 0))] + parser.end()
+    parts = [part for piece in pieces for part in parser.push(Chunk(0, piece, False, 0))] + parser.end(rest)
     said = [part for part in parts if part.call is None]
     thought = "".join(part.text for part in said if part.thought)
     answer = "".join(part.text for part in said if not part.thought)
@@ -63,9 +63,12 @@ ANSWERS = [
 def test_thoughts_are_told_from_the_answer(
     text: str, inside: bool, thought: str, answer: str, places: list[int]
 ) -> None:
-    assert parsed(ThoughtParser({}, inside=inside, inner=None), cut(text, places)) == (thought, answer, [])
-    found = parsed(ThoughtParser({}, inside=inside, inner=CallParser({})), cut(text, places))
-    assert found == (thought, answer, [])
+    *before, last = pieces = cut(text, places)
+    for calls in (False, True):
+        whole, cut_off = (ThoughtParser({}, inside=inside, inner=CallParser({}) if calls else None) for _ in "ab")
+        assert parsed(whole, pieces) == (thought, answer, [])
+        assert parsed(cut_off, [*before, ""], last) == (thought, answer, [])
+        assert cut_off.tokens == whole.tokens
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)

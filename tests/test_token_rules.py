@@ -236,6 +236,33 @@ def test_params_of_a_request_may_be_given_again(target: HFModel) -> None:
     assert replace(again.request.params, constraint=None) == replace(first.request.params, constraint=None)
 
 
+TAKEN_BACK: dict[str, tuple[Any, Any]] = {
+    "min_tokens": (30, 0),
+    "bad_words": (("a", "the"), ()),
+    "allowed_token_ids": (tuple(range(9, 60)), None),
+}
+"""What rules tokens out, and its default."""
+
+
+@pytest.mark.parametrize("name", TAKEN_BACK)
+@pytest.mark.parametrize("inner", [None, TokenRules(TINY_VOCAB, frozenset(), allowed=range(5, TINY_VOCAB))])
+def test_params_given_again_without_a_rule_are_those_that_never_had_it(
+    name: str, inner: Constraint | None, target: HFModel
+) -> None:
+    """It stayed in the constraint that the request before had made of it."""
+    engine, off = Engine(target), {name: TAKEN_BACK[name][1]}
+    options: dict[str, Any] = {"max_tokens": 30, "temperature": 1.0, "seed": 2, "stop_token_ids": (11, 12)}
+    options["constraint"] = inner
+    alone = SamplingParams(**options, **{name: TAKEN_BACK[name][0]})
+    ruled = engine.request(QUESTION, alone).params
+    assert ruled.constraint is not inner
+    assert engine.request(QUESTION, replace(ruled, **off)).params == replace(alone, **off)
+    every = SamplingParams(**options, **{each: on for each, (on, _) in TAKEN_BACK.items()})
+    again = replace(engine.request(QUESTION, every).params, **off)
+    found, never = engine.generate([QUESTION] * 2, [again, replace(every, **off)])
+    assert found.token_ids == never.token_ids
+
+
 @pytest.mark.parametrize("drafter", ["lookup", "model"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_penalties_and_biases_come_before_processors(target: HFModel, temperature: float, drafter: str) -> None:

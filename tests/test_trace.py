@@ -19,15 +19,18 @@ from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.ngram import NgramSource
 from draftree.engine.engine import Engine
 from draftree.engine.speculation import Observer, Speculation
-from draftree.engine.trace import Trace, plain
+from draftree.engine.trace import RequestTrace, Trace, plain
 from draftree.errors import ConfigError, DraftreeWarning, RunError
 from draftree.integrations.hf_generate import as_processor
 from draftree.policies.methods import METHODS
 from draftree.request import Outcome, Request
+from draftree.sampling.constraint import TokenRules
 from draftree.tree import ROOT, DraftTree
 
 from .conftest import Full
 from .pairs import drafter, policy, target
+from .test_concurrency import run
+from .test_constraint import VOCAB, ToyConstraint, model
 
 PROMPTS = [[3, 14, 15, 9, 2, 6, 14, 15], [27, 1, 8], [31, 41, 5, 9, 26]]
 SCHEMA = Path(__file__).parent.parent / "docs" / "traces.md"
@@ -324,3 +327,43 @@ def test_a_failure_beside_them_takes_nothing_from_other_requests(at_fault: str, 
         assert [record["kind"] for record in ours if record["kind"] != "step"] == ["request", "end"]
         gained = [t for s in ours if s["kind"] == "step" for t in s["tokens"][: s["taken"]]]
         assert [ours[0]["first"], *gained] == handle.request.output_ids
+
+
+def _dying(kind: str, at: int) -> SamplingParams:
+    """Params of a prompt of two tokens: the next token fails behind so many."""
+
+    def ends(ids: Any, logits: Any = False) -> Any:
+        if len(ids) == 2 + at + (kind == "criteria"):
+            raise _FaultError(kind, at)
+        return logits
+
+    if kind != "constraint":
+        options: dict[str, Any] = {kind: (ends,)}
+        return SamplingParams(ignore_eos=True, **options)
+    dead = ToyConstraint(lambda path: set() if len(path) == at else {0, 1})
+    return SamplingParams(constraint=TokenRules(VOCAB, frozenset(), inner=dead))
+
+
+@pytest.mark.parametrize("beside", [False, True])
+@pytest.mark.parametrize("at", [0, 3])
+@pytest.mark.parametrize("kind", ["constraint", "processors", "criteria"])
+def test_a_request_with_a_trace_ends_by_its_own_error(kind: str, at: int, beside: bool, tmp_path: Path) -> None:
+    """Where its first token could not come, the IndexError of its trace took the error's place."""
+    errors = set()
+    for traced in ("not", "request", "file"):
+        own, witness, path = RequestTrace(0, None), Witness(), tmp_path / traced
+        with Trace(path) as trace:
+            engine = Engine(model(), observers=[witness, *[trace] * (traced == "file")])
+            handles = [engine.submit([1, 2], _dying(kind, at), observers=[own] * (traced == "request"))]
+            if beside:
+                handles.append(engine.submit([2, 1], SamplingParams(max_tokens=9)))
+            run(engine, handles)
+        error = handles[0].request.error
+        assert isinstance(error, ConfigError if kind == "constraint" else _FaultError)
+        errors.add((type(error), str(error)))
+        assert all(request.output_ids for request in witness.requests)
+        records = [*own.take(), *(_lines(path) if path.exists() else [])]
+        begun, ended = ([r["request"] for r in records if r["kind"] == kind] for kind in ("request", "end"))
+        assert sorted(begun) == sorted(ended)
+        assert len(ended) >= (at > 0) * (traced != "not")
+    assert len(errors) == 1

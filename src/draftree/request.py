@@ -129,7 +129,8 @@ class Chunk(NamedTuple):
     """One generated token as it streams.
 
     Attributes:
-        text: what became final with it; may be empty while a character is incomplete or a stop string may begin.
+        text: what became final with it; may be empty while a character is incomplete or a stop string may begin. What
+            is held back when a request is cancelled or its deadline comes is in no chunk (``Request.rest``).
         drafted: it was drafted and accepted; otherwise the target drew it itself.
         depth: depth in the draft tree, 0 when it was not drafted.
         logprobs: where they were asked for (``SamplingParams.logprobs``).
@@ -186,6 +187,7 @@ class Request:
             or "error" (an exception).
         error: what ended it where that is "error".
         chunks: one for each generated token.
+        rest: text behind that of the chunks: what was held back when the request was cancelled or its deadline came.
         prompt_logprobs: of each token of the prompt but the first, as far as it is read, where they were asked for.
     """
 
@@ -209,6 +211,7 @@ class Request:
         self.finish_reason: str | None = None
         self.error: Exception | None = None
         self.chunks: list[Chunk] = []
+        self.rest = ""
         self.prompt_logprobs: list[Logprobs] = []
         self.stats = Stats()
         self.decodes = False
@@ -225,7 +228,7 @@ class Request:
     @property
     def text(self) -> str:
         """Generated text; what ended it is left out unless it was wanted."""
-        return "".join(chunk.text for chunk in self.chunks)
+        return "".join(chunk.text for chunk in self.chunks) + self.rest
 
     @property
     def stopped(self) -> str:
@@ -258,6 +261,12 @@ class Request:
             yield
         except Exception as error:  # noqa: BLE001
             self.fail(error)
+
+    def cut_off(self, reason: str) -> None:
+        """End it between two steps, "cancelled" or by its "deadline": its text gets what was held back."""
+        if self.chunks:
+            (self.rest,) = self._stream.push([None], last=True)
+        self.finish_reason = reason
 
     @property
     def tokens_left(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from draftree.models.base import prefill
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.models.translated import TranslatedModel
 from draftree.request import Request
+from draftree.sampling.constraint import TokenRules
 from draftree.text.detokenizer import NoText
 from draftree.tree import ROOT
 
@@ -143,6 +145,66 @@ def test_what_does_not_fit_is_refused_before_any_work() -> None:
         engine.generate([[1]], [SamplingParams(), SamplingParams()])
     with pytest.raises(ConfigError, match="give SamplingParams"):
         engine.generate([[1]], {"temperature": 1.0})  # type: ignore[arg-type]
+
+
+def zeroed(history: NDArray[np.int64], logits: NDArray[np.float32]) -> NDArray[np.float32]:
+    return logits * 0
+
+
+CHANGED: list[tuple[str, Any]] = [
+    ("max_tokens", 3),
+    ("temperature", 0.0),
+    ("top_k", 2),
+    ("top_p", 0.1),
+    ("min_p", 0.9),
+    ("seed", 2),
+    ("ignore_eos", True),
+    ("repetition_penalty", 2.0),
+    ("frequency_penalty", 1.0),
+    ("presence_penalty", 1.0),
+    ("logit_bias", {7: 9.0}),
+    ("skip_special_tokens", False),
+    ("processors", (zeroed,)),
+]
+REFUSED: list[tuple[str, Any]] = [
+    ("stop", ("a",)),
+    ("min_tokens", 1),
+    ("bad_words", ("a",)),
+    ("stop_token_ids", (7,)),
+    ("allowed_token_ids", (7,)),
+    ("include_stop_str_in_output", True),
+    ("logprobs", 0),
+    ("logprobs", 3),
+    ("prompt_logprobs", 0),
+    ("prompt_logprobs", 3),
+    ("constraint", TokenRules(VOCAB, frozenset())),
+    ("criteria", (lambda history: False,)),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), [*CHANGED, *REFUSED])
+def test_no_parameter_is_ignored(name: str, value: Any) -> None:
+    """Log-probabilities that were asked for did not come."""
+    tokenizer = tiny_tokenizer()
+    engine = BeamEngine(HFModel(tiny(), tokenizer, self_test=False))
+    end = int(tokenizer.eos_token_id)
+    engine.target.capabilities = replace(engine.target.capabilities, eos_ids=frozenset({end}))
+    usual = SamplingParams(max_tokens=12, temperature=1.0, seed=1, logit_bias={end: 3.0})
+
+    def found(params: SamplingParams) -> list[tuple[str, list[int], float]]:
+        (made,) = engine.generate([PROMPTS[0]], params, BeamParams(width=3, returned=3))
+        return [(beam.text, beam.token_ids, beam.logprob) for beam in made.hypotheses]
+
+    changed = replace(usual, **{name: value})
+    if (name, value) in REFUSED:
+        with pytest.raises(ConfigError, match=name):
+            found(changed)
+    else:
+        assert found(changed) != found(usual)
+
+
+def test_all_parameters_are_tried_above() -> None:
+    assert {name for name, _ in [*CHANGED, *REFUSED]} == {each.name for each in fields(SamplingParams)}
 
 
 @pytest.mark.parametrize("name", ["lookup", "lookup+self", "lookup>self"])

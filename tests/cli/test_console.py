@@ -7,11 +7,19 @@ import runpy
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
+from draftree.cli.console import run as print_answer
 from draftree.cli.main import main, run
+from draftree.config import SamplingParams
+from draftree.engine.engine import Engine
 from draftree.errors import ConfigError, shortened
 from draftree.progress import console
+
+from ..scripted import ScriptedModel
+from ..tiny import bytes_tokenizer
 
 Captured = pytest.CaptureFixture[str]
 
@@ -33,6 +41,21 @@ def test_a_terminal_size_that_is_none_hides_nothing(
     monkeypatch.setenv(name, columns)
     console().print("the cat")
     assert capsys.readouterr().out == "the cat\n"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_all_that_was_generated_is_printed_where_a_request_is_cancelled(stream: bool, capsys: Captured) -> None:
+    """A stop string could begin with the end of it."""
+
+    def leave(ids: NDArray[np.int64]) -> None:
+        if len(ids) == 1 + len(tokenizer.encode("a </cod", add_special_tokens=False)):
+            handle.cancel()
+
+    tokenizer = bytes_tokenizer()
+    engine = Engine(ScriptedModel("a </cod b", tokenizer))
+    handle = engine.submit([5], SamplingParams(stop=("</code>",), criteria=(leave,)))
+    print_answer(handle, stream=stream)
+    assert capsys.readouterr().out == "a </cod\n"
 
 
 def test_the_module_is_the_command(model: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:

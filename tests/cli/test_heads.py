@@ -75,6 +75,23 @@ def test_the_head_of_a_base_model_is_checked_on_plain_text(tmp_path: Path, targe
     assert ": MAL " in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("named", ["", "nobody/nothing"])
+def test_a_head_whose_target_is_elsewhere_is_checked_with_its_file(
+    named: str, target: str, tmp_path: Path, capsys: Captured
+) -> None:
+    """The error was about a file, or a hub, that was never named; the way out was in the help alone."""
+    assert train(target, tmp_path, "--steps", "2") == 0
+    (folder,) = own_heads.own_heads()
+    config = folder / "config.json"
+    config.write_text(config.read_text().replace(json.dumps(target), json.dumps(named or target)))
+    moved = Path(target).rename(tmp_path / "moved.gguf")
+    capsys.readouterr()
+    assert run(["heads", "check", "model"]) == 2
+    line = complaint(capsys)
+    assert "--target FILE" in line and (named or target) in line and folder.name in line
+    assert run(["heads", "check", "model", "--target", str(moved)]) == 0
+
+
 def test_a_head_that_is_being_trained_is_not_removed(target: str, tmp_path: Path, capsys: Captured) -> None:
     folder = tmp_path / "heads" / "model-1"
     with locked(folder, "it", folder=True):

@@ -9,14 +9,21 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+import httpx2 as httpx
 import openai
 import pytest
 
+from draftree.engine.engine import Engine
 from draftree.engine.scheduler import SchedulerParams
-from draftree.engine.speculation import EngineRequest, Observer
-from draftree.request import Outcome
+from draftree.engine.speculation import EngineRequest, Observer, SpeculationParams
+from draftree.openai.reasoning import ThoughtParser
+from draftree.request import Chunk, Outcome
+from draftree.text.encoding import user
 
-from .running import HEAD, NAME, TEXT, fetched, posted, running, slow_target, until
+from ..scripted import PLAIN, THINKING, ScriptedModel, thinking_tokenizer
+from .running import HEAD, NAME, TEXT, Running, fetched, posted, running, slow_target, until
+
+JSON = {"Content-Type": "application/json"}
 
 
 def test_keys_open_all_but_health_and_metrics() -> None:
@@ -94,6 +101,73 @@ def test_a_deadline_ends_an_answer_with_what_it_has() -> None:
         status, found = posted(served, "/v1/completions", body)
         assert status == 200 and found["choices"][0]["finish_reason"] == "deadline"
         assert found["usage"]["completion_tokens"] < 100
+
+
+class CuttingOff(Observer):
+    """Cancels requests that have so many tokens, as a server does that ends."""
+
+    engine: Engine
+    tokens = 0
+
+    def stepped(self, outcomes: Sequence[Outcome]) -> None:
+        for job in self.engine.scheduler.running:
+            job.cancelled = len(job.request.chunks) >= self.tokens
+
+
+def sent_events(served: Running, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+    """The events of a stream of any endpoint."""
+    content = json.dumps({"model": NAME, "stream": True, **body})
+    lines = httpx.post(f"{served.url}{path}", content=content, headers=JSON, timeout=None).text.splitlines()
+    return [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+
+
+def all_text(found: Any) -> tuple[str, str]:
+    """What was thought and what was said, of an answer or an event of any endpoint."""
+    thought = said = ""
+    for choice in found.get("choices", ()):
+        part = choice.get("message") or choice.get("delta") or {}
+        thought += part.get("reasoning_content") or ""
+        said += choice.get("text") or part.get("content") or ""
+    for block in [*found.get("content", ()), *(part for item in found.get("output", ()) for part in item["content"])]:
+        thought += block.get("thinking") or (block["text"] if block["type"] == "reasoning_text" else "")
+        said += block["text"] if block["type"] in ("text", "output_text") else ""
+    if (kind := found.get("type")) == "response.reasoning_text.delta":
+        thought += found["delta"]
+    elif kind == "response.output_text.delta":
+        said += found["delta"]
+    elif kind == "content_block_delta":
+        thought, said = (found["delta"].get(name, "") for name in ("thinking", "text"))
+    return thought, said
+
+
+@pytest.mark.parametrize("script", ["a < </cod é€ <</co", "<think>\na </co €\n</thi</think>\n\n€ </cod"])
+def test_an_answer_that_is_cut_off_has_the_text_of_all_its_tokens(script: str) -> None:
+    """What was held back was in no answer, and its tokens were counted."""
+    observer, thinks = CuttingOff(), script.startswith("<think>")
+    tokenizer = thinking_tokenizer(THINKING if thinks else PLAIN)
+    model, ids = ScriptedModel(script, tokenizer), tokenizer.encode(script, add_special_tokens=False)
+    options: dict[str, Any] = {"temperature": 0, "max_tokens": 99, "stop": ["</code>", "€ <a"]}
+    asked: dict[str, dict[str, Any]] = {
+        "/v1/chat/completions": {"messages": user("hi"), **options},
+        "/v1/completions": {"prompt": "hi", **options},
+        "/v1/messages": {"messages": user("hi"), "temperature": 0, "max_tokens": 99, "stop_sequences": options["stop"]},
+        "/v1/responses": {"input": "hi", "temperature": 0, "stop": options["stop"]},
+    }
+    with running(model, SpeculationParams(drafter="none"), observers=[observer]) as served:
+        observer.engine = served.engine
+        for observer.tokens in range(2, len(ids), 3 if thinks else 1):
+            text = str(tokenizer.decode(ids[: observer.tokens]))
+            parser = ThoughtParser({}, inside=False, inner=None)
+            parts = [*parser.push(Chunk(0, text, False, 0)), *parser.end("")]
+            for path, body in asked.items():
+                expected = tuple("".join(p.text for p in parts if p.thought == thought) for thought in (True, False))
+                if path == "/v1/completions" or not thinks:
+                    expected = ("", text)
+                status, whole = posted(served, path, body)
+                assert status == 200 and all_text(whole) == expected, path
+                events = sent_events(served, path, body)
+                thoughts, texts = zip(*(all_text(event) for event in events), strict=True)
+                assert ("".join(thoughts), "".join(texts)) == expected, path
 
 
 def test_pages_of_chosen_origins_may_ask() -> None:

@@ -14,10 +14,14 @@ import httpx2 as httpx
 import openai
 import pytest
 
+from draftree.config import SamplingParams
+from draftree.engine.engine import Engine
+from draftree.errors import RunError
 from draftree.request import Chunk
-from draftree.server.engine_loop import Submission
-from draftree.server.streams import EventStream
+from draftree.server.engine_loop import EngineLoop, Submission
+from draftree.server.streams import CONNECTION, EventStream
 
+from ..toy import ToyModel
 from .running import HEAD, NAME, TEXT, GatedModel, bytes_target, running, slow_target
 
 JSON = {"Content-Type": "application/json"}
@@ -51,6 +55,9 @@ class _Submission:
     def take(self) -> list[tuple[int, Sequence[Chunk], bool]]:
         return [(0, [Chunk(1, "a", False, 0), Chunk(2, "b", True, 1)], True)]
 
+    def check(self) -> None:
+        """The engine goes on."""
+
     def cancel(self) -> None:
         """Nothing runs."""
 
@@ -73,6 +80,56 @@ def test_the_tokens_of_its_last_step_come_before_its_error() -> None:
     lines = asyncio.run(sent()).split("\n\n")
     assert lines[:3] == ['data: {"first": true}', 'data: {"token": "a"}', 'data: {"token": "b"}']
     assert "broken" in lines[3]
+
+
+class _Written:
+    """A connection that takes all."""
+
+    def __init__(self) -> None:
+        self.pieces = list[bytes]()
+
+    def write(self, piece: bytes) -> bool:
+        self.pieces.append(piece)
+        return True
+
+
+@pytest.mark.parametrize("way", ["whole", "stream", "stream past the library"])
+def test_an_answer_ends_where_the_engine_has_ended_whatever_it_has_gained(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Notified once of tokens and of the end, it took the tokens and waited for ever."""
+
+    def broken(*args: object) -> None:
+        raise RuntimeError("broken")
+
+    async def answered() -> str:
+        engine, written = Engine(ToyModel()), _Written()
+        monkeypatch.setattr(engine.scheduler, "observe", broken)
+        owner = EngineLoop(lambda: engine)
+        request = engine.request([1, 2], SamplingParams(max_tokens=9))
+        submission = owner.submit([request], lambda index, request: None)
+
+        async def send(message: MutableMapping[str, Any]) -> None:
+            written.write(message.get("body", b""))
+
+        scope = {"type": "http", "extensions": {CONNECTION: written} if way == "stream past the library" else {}}
+        stream = EventStream(submission, cast(Any, _Builder()), ())
+        waiting = asyncio.ensure_future(submission.end() if way == "whole" else stream(scope, _left, send))
+        for _ in range(9):
+            await asyncio.sleep(0)
+        owner.start()
+        owner._thread.join()  # while this thread takes nothing
+        await waiting
+        assert len(request.chunks) == 2
+        return b"".join(written.pieces).decode()
+
+    monkeypatch.setattr("draftree.server.streams.QUIET", 1e6)
+    if way == "whole":
+        with pytest.raises(RunError, match="broken"):
+            asyncio.run(answered())
+    else:
+        *lines, error, _ = asyncio.run(answered()).split("\n\n")
+        assert len(lines) == 3 and "token" in lines[2] and "broken" in error
 
 
 def events(url: str, **body: Any) -> list[Any]:

@@ -30,12 +30,17 @@ def written(said: str, calls: Sequence[Call]) -> str:
     return said + "\n".join(call_text(name, arguments) for name, arguments in calls)
 
 
-def parsed(text: str, cuts: Sequence[int]) -> tuple[CallParser, str, list[str]]:
-    """The parser after a text in pieces, and what the pieces brought, put together: content, arguments of each call."""
+def parsed(text: str, cuts: Sequence[int], held: bool = False) -> tuple[CallParser, str, list[str]]:
+    """The parser after a text in pieces, and what the pieces brought, put together: content, arguments of each call.
+
+    Args:
+        held: the last piece is what was held back.
+    """
     parser, content, arguments = CallParser({}), "", list[str]()
     edges = [0, *sorted(cut % (len(text) + 1) for cut in cuts), len(text)]
-    brought = [parser.push(Chunk(0, text[a:b], False, 0)) for a, b in zip(edges, edges[1:], strict=False)]
-    for part in [part for found in [*brought, parser.end()] for part in found]:
+    *pieces, last = (text[a:b] for a, b in zip(edges, edges[1:], strict=False))
+    brought = [parser.push(Chunk(0, piece, False, 0)) for piece in (pieces if held else [*pieces, last])]
+    for part in [part for found in [*brought, parser.end(last if held else "")] for part in found]:
         if part.call is None:
             content += part.text
         elif part.begins:
@@ -46,10 +51,12 @@ def parsed(text: str, cuts: Sequence[int]) -> tuple[CallParser, str, list[str]]:
     return parser, content, arguments
 
 
-@given(said=said_, calls=calls_, cuts=st.lists(st.integers(0, 999), max_size=30))
+@given(said=said_, calls=calls_, cuts=st.lists(st.integers(0, 999), max_size=30), held=st.booleans())
 @settings(max_examples=100, deadline=None, derandomize=True)
-def test_what_was_said_and_called_comes_back_in_any_pieces(said: str, calls: list[Call], cuts: list[int]) -> None:
-    parser, content, arguments = parsed(written(said, calls), cuts)
+def test_what_was_said_and_called_comes_back_in_any_pieces(
+    said: str, calls: list[Call], cuts: list[int], held: bool
+) -> None:
+    parser, content, arguments = parsed(written(said, calls), cuts, held)
     assert content == (said.rstrip() if calls else said)
     assert [call.name for call in parser.calls] == [name for name, _ in calls]
     assert [json.loads(each) for each in arguments] == [given for _, given in calls]
@@ -87,7 +94,7 @@ def test_tags_that_are_special_tokens_give_no_text_but_are_seen() -> None:
     parser = CallParser({7: "<tool_call>", 8: "</tool_call>"})
     pieces = [(1, "so"), (7, ""), (2, '\n{"name": "f", "arguments": {}}\n'), (8, ""), (0, "")]
     parts = [part for token, text in pieces for part in parser.push(Chunk(token, text, False, 0))]
-    assert parser.called and parser.end() == []
+    assert parser.called and parser.end("") == []
     assert [(part.text, part.call and part.call.name) for part in parts if part.text] == [("so", None), ("{}", "f")]
 
 

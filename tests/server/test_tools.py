@@ -80,7 +80,7 @@ def as_ar(alone: Engine, seed: int, most: int = 120, **options: Any) -> tuple[li
     params = SamplingParams(max_tokens=most, temperature=1.0, seed=seed, constraint=constraint, logit_bias=biases)
     found = alone.generate([Conversation(ASKED, TOOLS)], params)[0]
     parser = CallParser(alone.grammars.tags)
-    parts = [*(part for chunk in found.chunks for part in parser.push(chunk)), *parser.end()]
+    parts = [*(part for chunk in found.chunks for part in parser.push(chunk)), *parser.end("")]
     content = "".join(part.text for part in parts if part.call is None)
     calls = [(call.name, "".join(part.text for part in parts if part.call is call)) for call in parser.calls]
     return found.token_ids, Expected(content, calls, parser.called)

@@ -22,7 +22,8 @@ MAX_PENALTY = 20
 """Beyond it powers of a length leave the range of floating-point numbers, and no ranking is left."""
 
 _OF_ONE_SEQUENCE = (
-    "constraint min_tokens bad_words allowed_token_ids stop_token_ids include_stop_str_in_output stop criteria".split()
+    "constraint min_tokens bad_words allowed_token_ids stop_token_ids include_stop_str_in_output stop criteria "
+    "logprobs prompt_logprobs".split()
 )
 """What beams do not take of ``SamplingParams``."""
 
@@ -109,7 +110,8 @@ class BeamParams:
             ConfigError: they cannot.
         """
         for name in _OF_ONE_SEQUENCE:
-            if value := getattr(params, name):
+            value, default = getattr(params, name), getattr(SamplingParams(), name)
+            if value != default and (value or default is None):  # an empty list stands for an empty tuple
                 raise ConfigError(f"beams take no {name} ({value!r}): leave it out, or the beams")
         searched: list[tuple[str, object, object]] = [("early stopping", self.early_stopping, False)]
         sampled: list[tuple[str, object, object]] = [

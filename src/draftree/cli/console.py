@@ -135,4 +135,4 @@ def run(handle: Handle, *, silent: bool = False, stream: bool = True) -> None:
                 write(text.removesuffix("\r"), DRAFTED if chunk.drafted else OWN)
     finally:
         if not silent:
-            write(f"{held}\n" if stream else f"{handle.request.text}\n")
+            write(f"{held}{handle.request.rest}\n" if stream else f"{handle.request.text}\n")

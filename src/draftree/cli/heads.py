@@ -15,7 +15,7 @@ from ..bench.suites import STARTER, load_suite
 from ..config import SamplingParams
 from ..engine.engine import Engine
 from ..engine.speculation import SpeculationParams
-from ..errors import ConfigError, RunError
+from ..errors import ConfigError, ModelFileError, RunError, UnknownNameError
 from ..models.data_packages import shipped
 from ..models.heads.head_folder import SHIPPED, find_head, head_in
 from ..models.heads.head_format import CONFIG
@@ -73,7 +73,13 @@ def check(
     if made_for is None:
         raise ConfigError(f"draft head {folder} does not name its target: give --target")
     params = SpeculationParams(drafter=str(folder), method="opt-tree", nodes=_NODES)
-    model = compute.load(made_for)
+    try:
+        model = compute.load(made_for)
+    except (UnknownNameError, ModelFileError):
+        if target is not None:
+            raise
+        why = f"draft head {folder.name} is for {made_for}, which cannot be loaded by this name"
+        raise UnknownNameError(f"{why}: give that model's file as --target FILE") from None
     engine, longest = Engine(model, params), model.capabilities.max_length - _TOKENS
     encoded = [encode_turns(model, item.turns[:1]) for item in load_suite(STARTER)]
     if not (prompts := [ids for ids in encoded if len(ids) < longest]):

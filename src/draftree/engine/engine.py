@@ -62,14 +62,15 @@ class Handle:
         Raises:
             the exception that ended it.
         """
-        given, chunks = 0, self.request.chunks
+        given, chunks, done = 0, self.request.chunks, False
 
         def moved() -> bool:
             return self.done or len(chunks) > given
 
         try:
-            while given < len(chunks) or not self.done:
+            while not done:
                 self._engine.wait(moved)
+                done = self.done  # before the chunks are read: another thread may add the last ones meanwhile
                 new = chunks[given:]
                 given += len(new)
                 yield from new
@@ -414,11 +415,10 @@ class Engine:
             return self.stepper.step(requests, prompt_tokens, nodes)
         except Exception as error:  # noqa: BLE001 - whatever ends a request, the others go on
             failure = error
-        if len(requests) == 1:
-            requests[0].fail(failure)
-            return []
         for request in requests:  # outside the handler, or its error would be the context of theirs
-            if request.finish_reason is None:
+            if request.finish_reason is None and len(requests) == 1:
+                request.fail(failure)
+            elif request.finish_reason is None:
                 self._step([request], prompt_tokens, nodes)
         return []
 

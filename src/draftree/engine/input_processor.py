@@ -242,6 +242,10 @@ def text_stream(tokenizer: Tokenizer | None, params: SamplingParams, context: Se
     return NoText()
 
 
+class ParameterRules(TokenRules):
+    """What ``with_token_rules`` has made; it makes them anew where the params are given again."""
+
+
 def with_token_rules(
     params: SamplingParams,
     can: Capabilities,
@@ -259,8 +263,8 @@ def with_token_rules(
         FieldError: a parameter names a token that the model has not, a word is no text, or a text that a constraint
             ends is to go on.
     """
-    inner = params.constraint.inner if isinstance(params.constraint, TokenRules) else params.constraint
-    if params.ignore_eos and inner is not None:
+    constraint = params.constraint.inner if isinstance(params.constraint, ParameterRules) else params.constraint
+    if params.ignore_eos and constraint is not None:
         raise FieldError("ignore_eos", "ignore_eos and a constraint exclude each other: leave one of them out")
     ends = frozenset(params.stop_token_ids).union(() if params.ignore_eos else can.eos_ids)
     for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
@@ -271,7 +275,6 @@ def with_token_rules(
             if not 0 <= token < can.vocab_size:
                 raise FieldError(name, f"{name} has {token}: use token ids from 0 to {can.vocab_size - 1}")
     if params.min_tokens or params.bad_words or params.allowed_token_ids is not None:
-        words = spell(tuple(params.bad_words))
-        rules = TokenRules(can.vocab_size, ends, params.min_tokens, params.allowed_token_ids, words, inner)
-        params = replace(params, constraint=rules)
-    return params
+        ruled_out = ends, params.min_tokens, params.allowed_token_ids, spell(tuple(params.bad_words))
+        constraint = ParameterRules(can.vocab_size, *ruled_out, constraint)
+    return params if constraint is params.constraint else replace(params, constraint=constraint)

@@ -237,9 +237,9 @@ class Scheduler:
         for job in (*self.running, *self.waiting):
             if job.request.finish_reason is None:
                 if job.cancelled:
-                    job.request.finish_reason = "cancelled"
+                    job.request.cut_off("cancelled")
                 elif job.timeout is not None and now - job.arrival > job.timeout:
-                    job.request.finish_reason = "deadline"
+                    job.request.cut_off("deadline")
             if job.request.finish_reason is not None:
                 ended.append(job)
         if ended:

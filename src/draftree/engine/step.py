@@ -323,10 +323,10 @@ class Stepper:
             if not feed.decodes:
                 feed.request.stats.seconds.prefill += seconds
                 if feed.ends:
-                    feed.request.stats.tokens += taken[feed.request]
-                    if feed.request.stats.tokens > taken[feed.request]:  # it was paused, not opened
-                        continue
-                    for observer in (*self._observers, *feed.request.observers):
+                    stats, new = feed.request.stats, taken[feed.request]
+                    stats.tokens += new
+                    observers = (*self._observers, *feed.request.observers)
+                    for observer in observers if stats.tokens == new > 0 else ():  # not one that was paused
                         yield partial(observer.opened, feed.request)
 
     def pause(self, request: EngineRequest) -> None:

@@ -53,9 +53,10 @@ class RequestTrace(Observer):
             tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
         self._spelled = set[int]()
+        self._opened = False
 
     def opened(self, request: EngineRequest) -> None:
-        speculation, read = request.speculation, request.prompt_length
+        speculation, read, self._opened = request.speculation, request.prompt_length, True
         self._add(
             "request",
             prompt_length=read,
@@ -93,7 +94,8 @@ class RequestTrace(Observer):
             )
 
     def closed(self, request: EngineRequest) -> None:
-        self._add("end", finish_reason=request.finish_reason, stats=request.stats)
+        if self._opened:
+            self._add("end", finish_reason=request.finish_reason, stats=request.stats)
 
     def _add(self, kind: str, **record: Any) -> None:
         self._records.append({"kind": kind, "request": self._number, **record})

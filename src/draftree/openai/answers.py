@@ -208,10 +208,10 @@ class CompletionBuilder:
         chunks = request.chunks
         scored = () if request.params.prompt_logprobs is None else (None, *request.prompt_logprobs)
         echoed = list(zip(request.ids, scored, strict=False))
-        text = self._echoed[index] + "".join(chunk.text for chunk in chunks)
+        text = self._echoed[index] + request.text
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None, "annotations": []}
         if parser is not None:
-            parts = [*(part for chunk in chunks for part in parser.push(chunk)), *parser.end()]
+            parts = [*(part for chunk in chunks for part in parser.push(chunk)), *parser.end(request.rest)]
             message |= {"content": None if parser.calls else "", **_delta(parts)}
             for call in message.get("tool_calls", ()):
                 del call["index"]  # which deltas alone have
@@ -274,8 +274,9 @@ class CompletionBuilder:
         if request.error is not None:
             yield failure(request.error)[1]
         else:
-            rest = _delta(parser.end()) if parser else {}
-            yield self._piece(index, rest if self._chat else "", _finish(request.finish_reason, parser))
+            rest: dict[str, Any] = {"content": request.rest} if request.rest else {}
+            delta = _delta(parser.end(request.rest)) if parser else rest
+            yield self._piece(index, delta if self._chat else request.rest, _finish(request.finish_reason, parser))
 
     def last(self) -> list[dict[str, Any]]:
         """List the events that end a stream."""

@@ -320,8 +320,11 @@ class MessageBuilder:
         """
         if self._request.error is not None:
             raise self._request.error
+        rest = self._request.rest
         if self._parser is not None:
-            yield from self._parsed(self._parser.end())
+            yield from self._parsed(self._parser.end(rest))
+        else:
+            yield from self._grown("text", "text", rest)
         yield from self._close()
 
     def last(self) -> list[dict[str, Any]]:

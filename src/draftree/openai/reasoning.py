@@ -9,6 +9,8 @@ from ..text.encoding import THINK_TAGS
 from .tools import CallParser, Parsed, ToolCall, overlap
 
 _OPENS, _CLOSES = THINK_TAGS
+_NO_TOKEN = -1
+"""Of a chunk that is text alone."""
 
 
 class ThoughtParser:
@@ -48,12 +50,17 @@ class ThoughtParser:
     def push(self, chunk: Chunk) -> list[Parsed]:
         return list(self._parts(chunk))
 
-    def end(self) -> list[Parsed]:
-        """Return the text that was held back at the end of an answer."""
-        parts = [part for chunk in self._waiting or () for part in self._answer(chunk)]
+    def end(self, rest: str) -> list[Parsed]:
+        """Return the text that was held back at the end of an answer.
+
+        Args:
+            rest: ``Request.rest``.
+        """
+        parts = self.push(Chunk(_NO_TOKEN, rest, False, 0))
+        parts += [part for chunk in self._waiting or () for part in self._answer(chunk)]
         if self._thought and (rest := self._held.rstrip()):
             parts.append(Parsed(rest, thought=True))
-        return parts + ([] if self._inner is None else self._inner.end())
+        return parts + ([] if self._inner is None else self._inner.end(""))
 
     def _parts(self, chunk: Chunk) -> Iterator[Parsed]:
         if self._waiting is not None:
@@ -67,12 +74,12 @@ class ThoughtParser:
                     yield from self._answer(held)
                 return
             self._thought = self._blank = True
-            self.tokens = len(waiting) - 1
-            chunk = chunk._replace(token=-1, text=text)
+            self.tokens = sum(held.token != _NO_TOKEN for held in waiting)
+            chunk = chunk._replace(token=_NO_TOKEN, text=text)
         if not self._thought:
             yield from self._answer(chunk)
             return
-        self.tokens += 1
+        self.tokens += chunk.token != _NO_TOKEN
         self._held += self._text(chunk)
         if not self._begun:
             self._held = self._held.lstrip()
@@ -87,7 +94,7 @@ class ThoughtParser:
             yield Parsed(said, thought=True)
         if closed:
             self._thought = False
-            yield from self._answer(chunk._replace(token=-1, text=behind))
+            yield from self._answer(chunk._replace(token=_NO_TOKEN, text=behind))
 
     def _answer(self, chunk: Chunk) -> list[Parsed]:
         if self._blank:

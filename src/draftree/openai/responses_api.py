@@ -203,7 +203,9 @@ class ResponseBuilder:
         if self._request.error is not None:
             raise self._request.error
         if self._parser is not None:
-            yield from self._parsed(self._parser.end())
+            yield from self._parsed(self._parser.end(self._request.rest))
+        elif self._request.rest:
+            yield from self._said(self._request.rest)
         scored = any(chunk.logprobs is not None for chunk in self._unsaid)
         if not self._items or (scored and self._items[-1]["type"] == "message"):
             yield from self._said("")

@@ -353,9 +353,16 @@ class CallParser:
         self._held += chunk.text + self.tags.get(chunk.token, "")
         return list(self._parts())
 
-    def end(self) -> list[Parsed]:
-        """Return the text that was held back at the end of an answer; parts of call tags are dropped."""
-        return [] if self.calls or not self._held or self._held.startswith(_OPENS) else [Parsed(self._held)]
+    def end(self, rest: str) -> list[Parsed]:
+        """Return the text that was held back at the end of an answer; parts of call tags are dropped.
+
+        Args:
+            rest: ``Request.rest``.
+        """
+        self._held += rest
+        parts = list(self._parts())
+        held = "" if self.calls or self._held.startswith(_OPENS) else self._held
+        return [*parts, Parsed(held)] if held else parts
 
     def _parts(self) -> Iterator[Parsed]:
         while True:

@@ -55,8 +55,7 @@ class Submission:
     def take(self) -> list[tuple[int, Sequence[Chunk], bool]]:
         """Of each request that has gained tokens or ended since the last call: its number, these, and whether it ended.
 
-        Raises:
-            RunError: nothing came, and the engine has ended.
+        The watch is not called again for what comes after an end of the engine: ``check`` behind each call.
         """
         gains = list[tuple[int, Sequence[Chunk], bool]]()
         for index, count in list(self._taken.items()):
@@ -66,9 +65,12 @@ class Submission:
                 gains.append((index, chunks, done))
             if done:
                 del self._taken[index]
-        if not gains:
-            self._owner.check()
         return gains
+
+    def check(self) -> None:
+        """Raise RunError where the engine has ended before the requests."""
+        if not self.over:
+            self._owner.check()
 
     async def end(self) -> None:
         """Wait for the end of all; a task that is cancelled meanwhile cancels them.
@@ -86,6 +88,7 @@ class Submission:
                         raise error
                 if self.over:
                     return
+                self.check()
                 await changed.wait()
         finally:
             self.cancel()

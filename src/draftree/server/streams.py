@@ -119,6 +119,7 @@ class EventStream(StreamingResponse):
                     lines.append(self._text(self._builder.events(index, chunks)))
                 if ended:
                     lines.append(self._text(self._builder.ended(index)))
+            self._submission.check()
         except Exception as error:  # noqa: BLE001 - the client gets an event of it
             self._failure = error
         return "".join(lines)
