@@ -374,7 +374,8 @@ class Engine:
         if worked := bool(self._tasks):
             self._load()
         worked |= self._end()
-        self._schedule()
+        if self.scheduler.waiting or len(self.scheduler.running) > 1 or self.stepper.prefixes.most:
+            self._schedule()
         running = list[EngineRequest]()
         for job in self.scheduler.running:
             if job.request.finish_reason is None:

@@ -15,13 +15,15 @@ WORTHWHILE = 16
 class PrefixCache:
     """Rows that nobody works on, the least recently used first.
 
+    Attributes:
+        most: rows that are kept, as far as they take half of the cache's memory; 0: none.
+
     Args:
         model: whose rows they are.
-        most: rows that are kept, as far as they take half of the cache's memory; 0: none.
     """
 
     def __init__(self, model: LanguageModel, most: int) -> None:
-        self._model, self._most = model, most
+        self._model, self.most = model, most
         self._rows: list[tuple[Sequence[int], Row]] = []  # rows, and the texts that they begin with
 
     @property
@@ -84,7 +86,7 @@ class PrefixCache:
         """
         self._model.commit(row, [])
         self._rows.append((ids[: row.length], row))
-        while len(self._rows) > self._most or not self._model.holds(2 * self.lengths):
+        while len(self._rows) > self.most or not self._model.holds(2 * self.lengths):
             self.evict()
 
     def evict(self) -> None:

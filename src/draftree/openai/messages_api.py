@@ -274,8 +274,7 @@ class MessageBuilder:
 
     def __init__(self, key: str, model: str, choices: Choices, requests: Sequence[Request]) -> None:
         (self._request,) = requests
-        self._id, self._model, self._parser = key, model, choices.parser(0)
-        self._most = choices.body.max_tokens or 0
+        self._id, self._model, self._parser, self._most = key, model, choices.parser(0), choices.body.max_tokens or 0
         self._blocks = list[dict[str, Any]]()
         self._open = False  # the last block has not ended
         self._arguments = ""  # of the call that is under way
