@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from dataclasses import replace
 
+import pytest
 import torch
 
+from draftree.models.base import Capabilities
+from draftree.models.cost_table import shipped_table
 from draftree.models.heads.eagle_model import HeadModel
 from draftree.models.heads.eagle_network import EagleNetwork
 from draftree.models.heads.head_format import EagleConfig
@@ -17,6 +21,7 @@ from draftree.train.head_architectures import new_eagle, regress
 from draftree.train.responses import Response, respond
 
 from .tiny import VOCAB
+from .toy import ToyModel
 
 DRAFTED = torch.arange(0, VOCAB, 2)
 """A draft vocabulary that leaves out half of the tokens."""
@@ -76,3 +81,18 @@ def _learned(target: HFModel) -> tuple[EagleNetwork, torch.Tensor]:
     assert list(fit.run())[-1] == 320
     assert evaluate(network, fit.frozen, learned, 2)[0][0] == 1, "not by heart on this machine: more steps"
     return network, vocabulary
+
+
+_OF_WEIGHTS = ("parameters", "weights", "weight_bytes", "expert_bytes", "expert_share", "weight_format", "fingerprint")
+
+
+def check_same_costs(one: Capabilities, other: Capabilities) -> None:
+    """Two heads of the same weights for targets of different ones cost what a model without experts does."""
+    names = (*_OF_WEIGHTS, "slot_bytes")
+    assert {name: getattr(one, name) for name in names} == {name: getattr(other, name) for name in names}
+    alike = {name: getattr(one, name) for name in ("tier", "threads", "weights", "weight_bytes", "slot_bytes")}
+    model, table = replace(ToyModel().capabilities, **alike), shipped_table(one.tier)
+    for tokens, context in ((1, 0), (2, 100), (8, 1000), (64, 1)):
+        seconds = table.seconds(model, tokens, context)
+        assert seconds > 0
+        assert [table.seconds(can, tokens, context) for can in (one, other)] == [pytest.approx(seconds)] * 2

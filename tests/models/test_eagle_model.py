@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -13,7 +15,7 @@ from draftree.models.huggingface.cache import feature_row
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.tree import ROOT
 
-from ..heads import DRAFTED, random_head
+from ..heads import DRAFTED, check_same_costs, random_head
 from ..references import extended, prefilled
 from ..tiny import VOCAB, tiny
 
@@ -151,3 +153,10 @@ def test_passes_can_be_measured_without_a_target(target: HFModel) -> None:
     tokens = head.vocabulary_of(row)
     assert bool(logits[: len(tokens)].isfinite().all())
     assert tokens.max() < VOCAB
+
+
+def test_a_head_costs_what_its_own_weights_do(target: HFModel) -> None:
+    """A backend of others may run targets with experts."""
+    dense = random_head(target).capabilities
+    target.capabilities = replace(target.capabilities, expert_bytes=10**9, expert_share=1 / 8)
+    check_same_costs(dense, random_head(target).capabilities)

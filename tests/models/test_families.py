@@ -28,16 +28,18 @@ from transformers import PreTrainedModel
 import draftree
 from draftree import Engine, SamplingParams, SpeculationParams
 from draftree.errors import DraftreeWarning, ModelFileError
-from draftree.models.base import LanguageModel, Nodes, decoded, prefill
+from draftree.models.base import LanguageModel, Nodes, decoded, prefill, prefill_scored
 from draftree.models.gguf.gguf_checks import check
 from draftree.models.llama import llama_model
-from draftree.models.llama.library import Weights
+from draftree.models.llama.library import OverrideStruct, Weights
 from draftree.models.llama.llama_model import EXACT, LlamaModel, exactness
+from draftree.models.native.native_model import NativeModel
 from draftree.tree import Floats
 
 from ..checkpoints import DENSE, checkpoint, converted
 from ..families import CONTEXT, FAMILIES, long_rope, made, repacked
 from .llama.damaged import is_fine, overwritten, renamed
+from .native.conftest import quantized as quantized_as
 
 
 class Runs(Enum):
@@ -247,6 +249,33 @@ def test_a_context_that_grows_keeps_the_rope_of_its_keys(files: Mapping[str, Tin
     assert cells <= 2 * CONTEXT < model._context.cells
     assert np.abs(last([CONTEXT - 100, CONTEXT + 300]) - grown).max() < 1e-3
     assert np.abs(last([40]) - short).max() < 1e-3
+
+
+def test_the_factors_of_long_rope_are_those_of_llama_cpp_at_the_whole_context(
+    files: Mapping[str, Tiny], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that names no length that was trained on was trained on its context: short factors. It got the long ones
+    on llama.cpp."""
+    monkeypatch.setattr(Weights, "_types", lambda self: (Format.F32, Format.F32))
+    key, stated = "phi3.rope.scaling.original_context_length", files["phi3+long"].path
+    unstated = quantized_as(stated, Format.F32, tmp_path / "unstated.gguf", lacking=key)
+    assert [key in GGUFReader(path).fields for path in (stated, unstated)] == [True, False]
+
+    def logits(model: LanguageModel) -> Floats:
+        text = [i * 31 % model.capabilities.vocab_size for i in range(200)]
+        return prefill_scored(model, text)[1].logits([0]).copy()
+
+    kinds: tuple[type[LlamaModel] | type[NativeModel], ...] = LlamaModel, NativeModel
+    found = [[logits(kind(path, threads=1)) for kind in kinds] for path in (stated, unstated)]
+    monkeypatch.setattr(Weights, "_overrides", lambda self: (OverrideStruct * 2)())
+    monkeypatch.setattr(llama_model, "FIRST_CELLS", 8 * CONTEXT)
+    plain = [LlamaModel(path, threads=1) for path in (stated, unstated)]
+    assert [model._context.cells for model in plain] == [model.capabilities.max_length for model in plain]
+    expected = [*map(logits, plain)]
+    assert np.abs(expected[0] - expected[1]).max() > 0.5
+    for (ours, native), of_llama in zip(found, expected, strict=True):
+        assert np.abs(ours - of_llama).max() < 1e-3
+        assert np.abs(native - of_llama).max() < 0.05
 
 
 _GEMMA, _OSS, _MOE = "gemma4.attention.", "gpt-oss.attention.", "qwen3moe."

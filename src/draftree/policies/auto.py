@@ -204,9 +204,9 @@ class AutoTree(GrowthPolicy):
 
     def observe(self, plan: Plan, outcomes: Sequence[Outcome]) -> None:
         """Learn from every candidate that was put to the test, drafted to be verified or not."""
-        nodes, passes, ar = 0, 1.0, self._ar
+        nodes, passes = 0, 1.0
         if isinstance(plan, AutoPlan):
-            ar = plan.price.ar
+            ar: ARPass | None = plan.price.ar
             nodes = sum([len(outcome.tree.tokens) for outcome in outcomes])
             trials = plan.trials
             if trials is None:
@@ -217,9 +217,15 @@ class AutoTree(GrowthPolicy):
             passes = self._selection.learn(plan.price, max(1, plan.layers), nodes, outcomes)
         else:
             self._selection.rest(len(outcomes))
+            ar = self._unplanned(outcomes[0].step.batch)
         if ar is not None and ar.batch == len(outcomes):
             self._costs.learn(nodes, ar, outcomes[0].step.verify)
         self.report.add(nodes, outcomes, passes)
+
+    def _unplanned(self, batch: int) -> ARPass | None:
+        """The pass of a step of so many requests that nobody planned; None: prompts may have been read in it."""
+        ar = self._ar
+        return ar._replace(tokens=batch) if ar is not None and ar.batch == batch else None
 
 
 _USUAL = AutoSettings()

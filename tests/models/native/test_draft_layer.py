@@ -39,6 +39,7 @@ from draftree.policies.methods import find_policy
 from draftree.scores import Scores
 from draftree.train.head_architectures import new_eagle
 from tests.draft_layers import PROMPTS, Predictor, predictor
+from tests.heads import check_same_costs
 from tests.llama_draft_layer import LlamaDraftLayer
 from tests.pairs import policy
 from tests.tiny_gguf import SPECIAL, copy_settings
@@ -155,6 +156,12 @@ def test_a_pass_of_the_target_costs_nothing_of_the_layer(path: Path) -> None:
     can, layer = target.capabilities, head_of(target).capabilities
     assert can.weights == can.parameters - layer.parameters - can.vocab_size * target.hidden_size
     assert layer.weights == layer.parameters + can.vocab_size * target.hidden_size
+
+
+def test_it_costs_what_its_own_weights_do(path: Path) -> None:
+    dense, experts = NativeModel(path), NativeModel(path)
+    experts.capabilities = replace(experts.capabilities, expert_bytes=10**9, expert_share=1 / 8)
+    check_same_costs(head_of(dense).capabilities, head_of(experts).capabilities)
 
 
 def test_quantised_tensors_are_read_as_they_are(path: Path, text: list[int], tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from draftree.models.native.native_model import NativeModel
 from draftree.sampling.warping import Warping, stream_key
 from draftree.scores import Draft, Edit, NumpyScores
 from tests import tiny_gguf
+from tests.heads import check_same_costs
 from tests.models.native.conftest import Dense
 from tests.published import FLAGS, ROPES, Recipe, reference
 
@@ -130,6 +131,16 @@ def test_quantised_matrices_are_near_exact_ones(recipe: Recipe, target: NativeMo
     assert 0 < np.abs(one - two).max() < 0.05 * np.abs(one).max()
     assert packed.capabilities.weight_bytes < exact.capabilities.weight_bytes
     assert packed.capabilities.weights == exact.capabilities.weights
+
+
+@pytest.mark.parametrize("recipe", [BASE, EAGLE, OWN], ids=["eagle3", "eagle", "own"])
+def test_a_head_costs_what_its_own_weights_do(recipe: Recipe, dense: Mapping[str, Dense], tmp_path: Path) -> None:
+    """A pass over several tokens was believed to read experts of the target, too."""
+    targets = [NativeModel(dense[name].path) for name in ("smollm3", "qwen3moe")]
+    assert [target.capabilities.expert_bytes > 0 for target in targets] == [False, True]
+    recipe = replace(recipe, target_size=256, size=256)
+    one, other = (head_of(recipe, tmp_path / str(i), target).capabilities for i, target in enumerate(targets))
+    check_same_costs(one, other)
 
 
 TREE = Nodes([9, 8, 7, 6, 5], [-1, 0, 0, 1, -1])

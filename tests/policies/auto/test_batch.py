@@ -10,12 +10,15 @@ import pytest
 from draftree.config import Budget, SamplingParams
 from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.grow import TreeDrafter, grow
+from draftree.drafters.ngram import NgramSource
 from draftree.engine.engine import Engine
 from draftree.engine.speculation import Speculation
 from draftree.models.cost_profile import Point, Profile
 from draftree.policies.auto import MOST_NODES, AutoPlan, AutoTree
+from draftree.policies.base import Plan
 from draftree.policies.live_costs import ARPass, CostModel
-from draftree.request import Outcome, StepCost
+from draftree.request import Outcome, Request, StepCost
+from draftree.text.detokenizer import NoText
 from draftree.tree import DraftTree
 
 from ...toy import Path, ScriptedScorer, ToyModel
@@ -103,6 +106,66 @@ def test_load_that_has_passed_leaves_no_mark() -> None:
     loaded = decoded(policy, 1, 100, says=0.8, other_tokens=400)
     assert max(loaded) <= 1  # a node costs what 0.98 tokens do, and a draft that was always right is as sure as that
     assert decoded(policy, 1, 30, says=0.8)[-1] == before > 0
+
+
+def resting() -> tuple[AutoTree, Callable[[int], Plan]]:
+    """A policy that rests, and what gives the plan of a step beside so many tokens of a prompt."""
+    policy, request = AutoTree(target=affine(0.0, 1.0), drafter=affine(1.1, 0.0)), Fake()
+    assert not policy.plan([request], [Budget(8)]).budgets[0].nodes
+    return policy, lambda beside: policy.plan([request], [Budget(8)], beside)
+
+
+def knowing_nothing() -> tuple[AutoTree, Callable[[int], Plan]]:
+    """A policy whose drafter finds nothing in its text, after a step that was planned."""
+    policy, source = AutoTree(target=affine(0.0, 1.0)), NgramSource()
+    drafter, request = TreeDrafter(policy, source), Request([1, 2, 3], SamplingParams(), 99, frozenset(), NoText())
+    drafter.open(request)
+    policy.plan([request], [Budget(8)])
+
+    def plan(beside: int) -> Plan:
+        drafter.propose([request], [Budget(8)], other_tokens=beside)
+        assert drafter._plan is not None
+        return drafter._plan
+
+    return policy, plan
+
+
+@pytest.mark.parametrize("unplanned", [resting, knowing_nothing])
+def test_steps_without_a_plan_learn_from_passes_of_their_requests_alone(
+    unplanned: Callable[[], tuple[AutoTree, Callable[[int], Plan]]],
+) -> None:
+    """While a prompt was read in its steps, an AR pass was believed to take as long as they did."""
+    policy, plan = unplanned()
+    ar = ARPass(0, 1, 1)
+    for _ in range(9):
+        policy._costs.learn(0, ar, 1.0)
+        policy._costs.learn(3, ar, 4.0)
+
+    def step(beside: int, seconds: float) -> list[float]:
+        """Seconds of passes over 1, 2, ... tokens after the step."""
+        cost = StepCost(1 + (beside > 0), 0.0, seconds, 0.0, 0)
+        made = plan(beside)
+        assert not isinstance(made, AutoPlan)
+        policy.observe(made, [Outcome(Fake(), DraftTree.empty(), [], [1], 1, cost)])
+        return policy._costs.curve(3, ar).seconds
+
+    known = [1.0, 2.0, 3.0, 4.0]
+    assert step(0, 1.0) == known
+    for beside in (1, 9, 400):
+        assert step(beside, 10.0) == known
+    assert step(0, 10.0) != known
+
+
+def test_a_step_without_a_plan_has_no_tokens_of_the_one_before() -> None:
+    policy, plan = AutoTree(target=affine(0.0, 1.0), drafter=affine(1.1, 0.0)), Plan([Budget(0)])
+    ar = ARPass(0, 1, 1)
+    for _ in range(9):
+        policy._costs.learn(0, ar, 1.0)
+        policy._costs.learn(3, ar, 4.0)
+    policy.plan([Fake()], [Budget(8)], other_tokens=1)
+    for _ in range(9):
+        policy.observe(plan, [Outcome(Fake(), DraftTree.empty(), [], [1], 1, StepCost(1, 0.0, 1.0, 0.0, 0))])
+    assert policy._costs.curve(3, ar).seconds == [1.0, 2.0, 3.0, 4.0]
 
 
 def test_a_pass_is_priced_by_its_tokens() -> None:

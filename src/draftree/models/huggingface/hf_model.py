@@ -38,7 +38,7 @@ from ..base import (
     prefill_scored,
 )
 from ..protocols import LayerSizes
-from . import attention, inspection, norms
+from . import attention, inspection, long_rope, norms
 from .cache import FeatureRow, Rows, TreeCache, bytes_of, feature_row, long_row
 from .pass_inputs import POSITION
 from .runner import Pass, Runner, StockRunner, chosen_runner, exclusive, runner_of
@@ -104,8 +104,10 @@ class HFModel(LanguageModel):
         attention.take_over(model)
         self.model = model.eval()
         self.tokenizer = tokenizer
-        shared = _SHARED.setdefault(model, SharedState())
         can = inspection.capabilities(model, name)
+        if model not in _SHARED:
+            long_rope.settle(model, can.max_length)
+        shared = _SHARED.setdefault(model, SharedState())
         self.capabilities: Capabilities = replace(can, runner=chosen_runner(runner, can.device))
         self._lock, self._hidden = shared.lock, shared.hidden
         if can.device.startswith("cuda"):
@@ -141,7 +143,8 @@ class HFModel(LanguageModel):
         logits = np.concatenate([scores.logits([0]), decoded(self, row, then)])
         self.close(row)
         ids = torch.tensor([[*prompt, *then]], device=can.device)
-        causal = self.model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 :]
+        with long_rope.one_set():
+            causal = self.model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 :]
         inspection.check_equal(self, [(logits, causal.float().cpu().numpy())], "sequential and causal")
 
     def _start(self, former: TreeCache | None = None) -> None:

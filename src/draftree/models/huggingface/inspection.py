@@ -75,6 +75,8 @@ def computing(weights: Iterable[Tensor], device: str) -> dict[str, Any]:
         "accelerator": torch.cuda.get_device_name(device) if on_gpu else "",
         "weights": sum(weight.numel() for weight in read),
         "weight_bytes": sum(weight.numel() * weight.element_size() for weight in read),
+        "expert_bytes": 0,
+        "expert_share": 1.0,
     }
 
 

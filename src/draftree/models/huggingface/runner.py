@@ -25,6 +25,7 @@ from ..base import exclusive as one_thread
 from .attention import laid_out
 from .cache import TreeCache
 from .inspection import HiddenStates
+from .long_rope import one_set
 from .pass_inputs import DeviceInputs, PassInputs, Shape, on_device, rounded, staged
 
 
@@ -130,7 +131,7 @@ class StockRunner(EagerRunner):
 
     def make(self, step: DevicePass, cache: TreeCache) -> PassOutput:
         options = {"logits_to_keep": step.inputs.wanted} if self._selects else {}
-        with laid_out(cache.placement):
+        with laid_out(cache.placement), one_set():
             out = self._model(
                 input_ids=step.inputs.tokens[None],
                 attention_mask=None if step.is_causal else additive(step.inputs.mask(), self._model.dtype),

@@ -264,9 +264,8 @@ class Weights:
         it that were rotated by the other set. They are chosen by the model's longest text, as in the native engine.
         """
         metadata, overrides = self.header.metadata, (OverrideStruct * 2)()
-        longest, trained = (
-            metadata.number(key) or 0 for key in (Keys.LLM.CONTEXT_LENGTH, Keys.Rope.SCALING_ORIG_CTX_LEN)
-        )
+        longest = metadata.number(Keys.LLM.CONTEXT_LENGTH) or 0
+        trained = metadata.number(Keys.Rope.SCALING_ORIG_CTX_LEN) or longest
         if any(tensor.name == _LONG_ROPE for tensor in self.header.tensors):
             overrides[0].key = metadata.name(Keys.Rope.SCALING_ORIG_CTX_LEN).encode()
             overrides[0].number = 1 if longest > trained else 2**31 - 1

@@ -251,6 +251,8 @@ class NativeHead(NativeRows[NativeHeadRow]):
             parameters=description.parameters,
             weights=description.multiplied[0],
             weight_bytes=description.multiplied[1],
+            expert_bytes=0,
+            expert_share=1.0,
             weight_format=description.weight_format,
             fingerprint=description.fingerprint,
             slot_bytes=self.loaded.token_bytes,
