@@ -25,6 +25,7 @@ from draftree.integrations.hf_generate import as_processor
 from draftree.policies.methods import METHODS
 from draftree.request import Outcome, Request
 from draftree.sampling.constraint import TokenRules
+from draftree.sampling.grammar import Grammar
 from draftree.tree import ROOT, DraftTree
 
 from .conftest import Full
@@ -180,6 +181,14 @@ def test_infinities_and_every_float32_come_back_and_json_stays_json() -> None:
     line = json.dumps(plain(tree), allow_nan=False)
     assert '"-Infinity"' in line
     assert _read_tree(json.loads(line)) == _columns(tree)
+
+
+def test_constraints_are_written_as_their_classes() -> None:
+    """The private fields of grammars were written."""
+    grammar: Any = Grammar(None, None, None)  # type: ignore[arg-type]
+    rules = TokenRules(VOCAB, frozenset(), inner=grammar)
+    written = [plain(SamplingParams(constraint=constraint))["constraint"] for constraint in (grammar, rules, None)]
+    assert written == ["Grammar", "TokenRules", None]
 
 
 def test_a_trace_has_the_parts_of_an_ensemble_and_which_one_drafted(tmp_path: Path) -> None:

@@ -222,7 +222,7 @@ def trace_line(record: Record) -> str:
 
 
 def plain(value: Any) -> Any:
-    """What JSON can hold of a value: dataclasses by their public fields, functions and other objects by their name."""
+    """What JSON can hold of a value: dataclasses by their public fields; what has none, and functions, by name."""
     if isinstance(value, float):
         return _number(value)
     if value is None or isinstance(value, (int, str)):
@@ -234,7 +234,9 @@ def plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(k): plain(x) for k, x in value.items()}
     if is_dataclass(value) and not isinstance(value, type):
-        return {f.name: plain(getattr(value, f.name)) for f in fields(value) if f.repr}
+        public = [f.name for f in fields(value) if f.repr and not f.name.startswith("_")]
+        if public:
+            return {name: plain(getattr(value, name)) for name in public}
     return _name_of(value)
 
 
