@@ -10,12 +10,13 @@ import pytest
 from draftree.config import SamplingParams
 from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.grow import TreeDrafter
-from draftree.engine.engine import Engine
+from draftree.engine.engine import Engine, Handle
 from draftree.engine.scheduler import SchedulerParams
 from draftree.engine.speculation import EngineRequest, Observer, Speculation
 from draftree.errors import CacheFullError, FieldError
 from draftree.models.base import Nodes, Row
 from draftree.papers.opt_tree import OptTree
+from draftree.request import Outcome, Request
 from draftree.scores import Scores
 
 from .toy import ToyModel
@@ -27,11 +28,11 @@ class Cached(ToyModel):
     longest = 0
 
     def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Scores:
-        scores = super().extend(rows, nodes)
-        self.longest = max(self.longest, sum(row.length + len(row.parents) for row in self._ids))
-        if self.most_tokens is not None and self.longest > self.most_tokens:
-            raise CacheFullError(f"{self.longest} tokens")
-        return scores
+        held = sum(row.length + len(row.parents) for row in self._ids) + sum(len(new.tokens) for new in nodes)
+        if self.most_tokens is not None and held > self.most_tokens:
+            raise CacheFullError(f"{held} tokens")
+        self.longest = max(self.longest, held)
+        return super().extend(rows, nodes)
 
 
 class Noted(Observer):
@@ -39,12 +40,20 @@ class Noted(Observer):
 
     def __init__(self) -> None:
         self.seen = list[tuple[str, EngineRequest]]()
+        self.texts: dict[Request, list[int]] = {}
+        self.handles, self.done = list[Handle](), False
+
+    def stepped(self, outcomes: Sequence[Outcome]) -> None:
+        for outcome in outcomes:
+            self.texts[outcome.request] += outcome.tokens[: outcome.taken]
 
     def opened(self, request: EngineRequest) -> None:
         self.seen.append(("opened", request))
+        self.texts[request] = request.output_ids
 
     def closed(self, request: EngineRequest) -> None:
         self.seen.append(("closed", request))
+        self.done |= any(handle.done for handle in self.handles if handle.request is request)
 
 
 @pytest.mark.parametrize("drafts", [False, True])
@@ -69,7 +78,9 @@ def test_texts_that_wait_for_cache_half_way_are_the_same(
         answers = [handle.result() for handle in handles]
         for answer, asked in zip(answers, params, strict=True):
             assert answer.finish_reason == "length" and answer.stats.tokens == asked.max_tokens
+            assert drafts or answer.stats.steps == answer.stats.tokens - 1
         requests = [handle.request for handle in handles]
+        assert all(noted.texts[request] == request.output_ids for request in requests)
         scored = [([chunk.logprobs for chunk in r.chunks], r.prompt_logprobs, r.stats.reused) for r in requests]
         return [*zip([answer.token_ids for answer in answers], scored, strict=True)], model, noted
 
@@ -87,13 +98,26 @@ def test_one_that_waits_again_can_be_cancelled_and_is_closed(monkeypatch: pytest
     model.most_tokens = 100
     engine = Engine(model, Speculation(nodes=1), observers=[noted])
     first, second = (engine.submit((1, 2 + i), SamplingParams(max_tokens=90, ignore_eos=True)) for i in range(2))
+    noted.handles += first, second
     engine.wait(lambda: bool(second.request.chunks) and second.request.row is None)
     gained = second.request.output_ids
     second.cancel()
     assert second.result().finish_reason == "cancelled" and second.request.output_ids == gained
     first.result()
     assert [kind for kind, request in noted.seen if request is second.request] == ["opened", "closed"]
-    assert not any(model._ids)
+    assert not any(model._ids) and not noted.done, "one is done when its observers know"
+
+
+def test_where_there_is_no_room_for_drafts_a_step_makes_none() -> None:
+    """A cache whose room texts take up had none for large trees: all requests ended by an error."""
+    model = Cached(7, max_length=200)
+    drafter = TreeDrafter(OptTree(), ModelSource(ToyModel(7, 1, max_length=200), 7))
+    engine, params = Engine(model, Speculation(drafter, 600)), SamplingParams(max_tokens=90, ignore_eos=True)
+    wanted = Engine(ToyModel(7, max_length=200)).generate([(1, 2), (1, 3)], params)
+    model.most_tokens = 700
+    found = engine.generate([(1, 2), (1, 3)], params)
+    assert [answer.token_ids for answer in found] == [answer.token_ids for answer in wanted]
+    assert any(answer.stats.drafted for answer in found)
 
 
 @pytest.mark.parametrize("length", [50, 200])

@@ -42,11 +42,10 @@ class Kept:
         self.lengths.pop(0)
 
 
-def scheduler(room: int = 1000, kept: Kept | None = None, **params: int) -> Scheduler:
-    def holds(lengths: Sequence[int]) -> bool:
-        return sum(lengths) <= room
-
-    return Scheduler(SchedulerParams(**params), holds, kept or Kept())  # type: ignore[arg-type]
+def scheduler(room: int = 1000, kept: Kept | None = None, *, by_row: bool = True, **params: int) -> Scheduler:
+    target = ToyModel()
+    target.most_tokens, target.grows_by_row = room, by_row
+    return Scheduler(SchedulerParams(**params), target, kept or Kept())  # type: ignore[arg-type]
 
 
 def test_whoever_came_first_runs_first_and_no_more_than_there_are_rows() -> None:
@@ -139,6 +138,13 @@ def test_texts_that_have_become_too_long_for_the_cache_wait_again() -> None:
     assert made.make_room() == [], "whoever is alone goes on"
     assert made.ended() == [jobs[0]]
     assert made.admit() == [jobs[1]], "it comes before who arrived later"
+
+
+def test_a_cache_of_rows_as_long_as_the_longest_has_room_for_whole_texts() -> None:
+    """It would have grown beyond its memory: such a cache gives none back while rows are open."""
+    made, jobs = scheduler(room=3000, by_row=False), [job(2900, arrival=i) for i in range(2)]
+    made.add(*jobs)
+    assert made.admit() == jobs[:1] and made.make_room() == []
 
 
 @pytest.mark.parametrize("arrival", [1.0, 30.0, 45.0, 100.0, 1000.0])

@@ -51,6 +51,8 @@ class ToyModel(LanguageModel):
         dtype: of ``after``, whose numbers float32 can hold; float64 for exact enumeration.
     """
 
+    grows_by_row = True
+
     def __init__(
         self,
         vocab: int = 5,

@@ -19,7 +19,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Unpack
 
 from ..config import SamplingParams, typed
-from ..errors import ConfigError, RunError
+from ..errors import CacheFullError, ConfigError, RunError
 from ..models.base import LanguageModel
 from ..models.loading import ModelOptions, load
 from ..models.model_files import DEFAULT_MODEL
@@ -48,7 +48,7 @@ class Handle:
     @property
     def done(self) -> bool:
         """It has ended and its row is freed."""
-        return self.request.finish_reason is not None and self.request.row is None
+        return self.request.finish_reason is not None and self.request not in self._engine.stepper.requests
 
     def cancel(self) -> None:
         """End it as soon as the step under way is over, if it has not ended; its tokens stay readable."""
@@ -129,7 +129,7 @@ class Engine:
         self._speculations = Speculations(target, scheduling.prefixes)
         self.speculation = self._speculations.find(speculation or Speculation())
         self.stepper = Stepper(target, observers, scheduling.prefixes)
-        self.scheduler = Scheduler(scheduling, target.holds, self.stepper.prefixes, target.capabilities.device)
+        self.scheduler = Scheduler(scheduling, target, self.stepper.prefixes)
         self._guard = threading.RLock()  # of the scheduler and the tasks
         self._changed = threading.Condition(self._guard)  # notified of each step
         self._models = threading.Lock()  # of the thread that works on the models
@@ -402,7 +402,7 @@ class Engine:
         for job in admitted:
             with job.request.ended_by_errors():  # the cache grows once for all
                 rows = len(jobs) + len(self.stepper.prefixes.lengths)
-                self.target.reserve(rows, max([running.reserved for running in jobs]))
+                self.target.reserve(rows, max([running.allotted for running in jobs]))
                 self.stepper.open_row(job.request)
         with self._guard:
             paused = self.scheduler.make_room()
@@ -416,6 +416,8 @@ class Engine:
             return self.stepper.step(requests, prompt_tokens, nodes)
         except Exception as error:  # noqa: BLE001 - whatever ends a request, the others go on
             failure = error
+        if isinstance(failure, CacheFullError) and nodes != 0:  # perhaps there is room without drafts
+            return self._step(requests, prompt_tokens, 0)
         for request in requests:  # outside the handler, or its error would be the context of theirs
             if request.finish_reason is None and len(requests) == 1:
                 request.fail(failure)

@@ -8,9 +8,10 @@ Makes no step.
 from __future__ import annotations
 
 import math
+import sys
 import time
 from bisect import insort
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Annotated
@@ -19,6 +20,7 @@ from annotated_types import Ge
 
 from ..config import MAX_NODES, Checked, Count, Positive, Priority, Whole, option
 from ..errors import FieldError, QueueFullError
+from ..models.base import LanguageModel
 from ..models.prefixes import PrefixCache
 from ..request import Outcome
 from .speculation import EngineRequest
@@ -168,9 +170,9 @@ class Job(Checked):
         return self.request.row_length(self.request.prompt_length + self.request.limit)
 
     @property
-    def reserved(self) -> int:
-        """Tokens of the cache that are reserved for its row when another request is admitted."""
-        return self.row_length(_AHEAD)
+    def allotted(self) -> int:
+        """Tokens that its row gets memory for when it is opened: as many as were asked for, else a part."""
+        return self.row_length(_AHEAD if self.request.params.max_tokens is None else self.request.limit)
 
     def row_length(self, more: int) -> int:
         """Most tokens that its row may hold until its text has gained so many."""
@@ -181,19 +183,16 @@ class Scheduler:
     """Requests that wait and requests that run.
 
     Args:
-        holds: whether the models can hold rows of these lengths at once.
         kept: rows of ended requests.
-        device: of the target.
 
     Attributes:
         waiting, running: the requests; those that wait in the order in which they will run.
     """
 
-    def __init__(
-        self, params: SchedulerParams, holds: Callable[[Sequence[int]], bool], kept: PrefixCache, device: str = "cpu"
-    ) -> None:
-        self._params, self._holds, self._kept = params, holds, kept
-        self._alone = _ALONE_ON_CPU if device == "cpu" else _ALONE
+    def __init__(self, params: SchedulerParams, target: LanguageModel, kept: PrefixCache) -> None:
+        self._params, self._holds, self._kept = params, target.holds, kept
+        self._alone = _ALONE_ON_CPU if target.capabilities.device == "cpu" else _ALONE
+        self._ahead = _AHEAD if target.grows_by_row else sys.maxsize
         self.chunk, self.drafts = ChunkSize(), NodeShare(params.slowdown)
         self.waiting, self.running = list[Job](), list[Job]()
 
@@ -275,7 +274,7 @@ class Scheduler:
         """
         admitted = list[Job]()
         while (job := self._next()) is not None:
-            lengths = [*(running.reserved for running in self.running), job.reserved]
+            lengths = [each.row_length(self._ahead) for each in (*self.running, job)]
             if not self._holds(lengths):
                 break
             end = -1 if self._kept.touch(job.request.ids) else None  # it takes over the last row

@@ -305,7 +305,7 @@ class Stepper:
                 for observer in request.observers:
                     calls.append(partial(observer.stepped, [outcome]))
         if self.read:
-            calls = [*self._begun(feeds, taken, draft + verify + other), *calls]
+            calls = [*self._begun(feeds, verdicts, taken, draft + verify + other), *calls]
         for call in calls:
             try:
                 call()
@@ -316,25 +316,28 @@ class Stepper:
         return all_outcomes
 
     def _begun(
-        self, feeds: Sequence[_Feed], taken: dict[EngineRequest, int], seconds: float
+        self, feeds: Sequence[_Feed], verdicts: _Verdicts, taken: dict[EngineRequest, int], seconds: float
     ) -> Iterator[Callable[[], object]]:
         """Count the step for the requests whose prompts it read; the calls that notify observers of prompts' ends."""
+        cost = StepCost(len(feeds), 0.0, 0.0, 0.0, 0)
         for feed in feeds:
             if not feed.decodes:
                 feed.request.stats.seconds.prefill += seconds
                 if feed.ends:
-                    stats, new = feed.request.stats, taken[feed.request]
-                    stats.tokens += new
-                    observers = (*self._observers, *feed.request.observers)
-                    for observer in observers if stats.tokens == new > 0 else ():  # not one that was paused
-                        yield partial(observer.opened, feed.request)
+                    request, new = feed.request, taken[feed.request]
+                    observers = (*self._observers, *request.observers)
+                    if len(request.output_ids) > new:  # it was paused: the step is one without drafts
+                        outcome = Outcome(request, _NO_TREE, [], verdicts[request].tokens, new, cost)
+                        yield partial(count, outcome, request.speculation.drafter)
+                        yield from [partial(observer.stepped, [outcome]) for observer in observers]
+                    elif new:
+                        request.stats.tokens = new
+                        yield from [partial(observer.opened, request) for observer in observers]
 
     def pause(self, request: EngineRequest) -> None:
         """Free what a request holds in the models until ``open_row`` is called again."""
-        try:
-            self._free(request)
-        finally:
-            request.row, request.decodes = None, False
+        request.decodes = False
+        self._free(request)
 
     def close(self, request: EngineRequest) -> None:
         """Free what a request holds in the models; its tokens and figures stay readable. Twice is harmless.
@@ -343,8 +346,7 @@ class Stepper:
         """
         if request in self.requests:
             with ExitStack() as closing:  # from the last to the first
-                closing.callback(setattr, request, "row", None)  # last: it is done when its observers know
-                closing.callback(self.requests.pop, request)
+                closing.callback(self.requests.pop, request)  # last: it is done when its observers know
                 for observer in reversed((*self._observers, *request.observers)):
                     closing.callback(observer.closed, request)
                 self._free(request)
@@ -353,10 +355,10 @@ class Stepper:
         self._leaders.pop(request, None)
         if (row := request.row) is not None:
             drafter = request.speculation.drafter
-            try:
+            with ExitStack() as closing:  # from the last to the first
+                closing.callback(setattr, request, "row", None)
+                closing.callback(call_named, f"drafter {drafter.name}: close", drafter.close, request)
                 self.prefixes.keep(request.ids, row)
-            finally:
-                call_named(f"drafter {drafter.name}: close", drafter.close, request)
 
 
 def _shares(unread: Sequence[int], most: int) -> list[int]:

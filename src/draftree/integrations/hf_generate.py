@@ -82,8 +82,14 @@ def generate_with(
         pairs = [*zip(input_ids, mask.bool(), strict=True)]
         prompts = [row[seen].tolist() for row, seen in pairs]
         rows = [_PaddedRow(b, len(pairs), row[~seen]) for b, (row, seen) in enumerate(pairs)]
-        most = max(1, generation_config.max_length - input_ids.shape[1])
-        params = [row.params(logits_processor, stopping_criteria, generation_config, most, seed) for row in rows]
+        wanted, context = generation_config.max_length - input_ids.shape[1], target.capabilities.max_length
+        params = [
+            replace(
+                row.params(logits_processor, stopping_criteria, generation_config, seed),
+                max_tokens=max(1, min(wanted, context - len(prompt))),
+            )
+            for row, prompt in zip(rows, prompts, strict=True)
+        ]
         outputs = [g.token_ids for g in engine.generate(prompts, params)]
     finally:
         model.set_attn_implementation(attention)
@@ -133,11 +139,9 @@ class _PaddedRow:
         processors: LogitsProcessorList,
         criteria: StoppingCriteriaList,
         config: GenerationConfig,
-        max_tokens: int,
         seed: int | None,
     ) -> SamplingParams:
         return SamplingParams(
-            max_tokens=max_tokens,
             temperature=1.0 if config.do_sample else 0.0,
             seed=None if seed is None else seed + self.row,
             ignore_eos=True,  # the criteria end it there, and at the length

@@ -211,6 +211,8 @@ class LanguageModel(Protocol):
     Attributes:
         tokenizer: None for a model of bare token ids.
         cache_bytes: memory that the keys and values of its rows may take; 0: nothing bounds it.
+        grows_by_row: a row takes memory as its text grows, and gives it back when it is closed; else all rows have as
+            much as the longest, and requests are admitted for the longest texts that they may come to.
         pass_seconds: wall-clock seconds inside passes so far; 0: it measures none.
         most_read: tokens of the end of a text that it reads where it has read nothing of it; None: all.
     """
@@ -219,6 +221,7 @@ class LanguageModel(Protocol):
     tokenizer: Tokenizer | None = None
     most_read: int | None = None
     cache_bytes: int = 0
+    grows_by_row: bool = False
     pass_seconds: float = 0.0
 
     @property
@@ -419,6 +422,8 @@ class OpenRows(LanguageModel, Generic[R]):
     Args:
         lock: whoever is inside holds it.
     """
+
+    grows_by_row = True
 
     def __init__(self, lock: RLock) -> None:
         self._lock = lock

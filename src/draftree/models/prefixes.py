@@ -85,6 +85,9 @@ class PrefixCache:
         and the request's tokens.
         """
         self._model.commit(row, [])
+        if row.length < WORTHWHILE:
+            self._model.close(row)
+            return
         self._rows.append((ids[: row.length], row))
         while len(self._rows) > self.most or not self._model.holds(2 * self.lengths):
             self.evict()
