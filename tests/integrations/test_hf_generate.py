@@ -50,6 +50,22 @@ def test_greedy_generate_gives_the_same_ids(options: dict[str, object]) -> None:
     assert _generate(model, PROMPT, FULL, do_sample=False, max_new_tokens=30, custom_generate=ours, **options) == want
 
 
+def test_where_the_context_has_less_room_the_text_ends_there() -> None:
+    """transformers only warns; this was refused, and one long row of a batch ended them all."""
+    model = _model()
+    context = int(model.config.max_position_embeddings)
+    prompt = torch.tensor([[3 + i % 20 for i in range(context - 5)]])
+    ours = _generate(
+        model,
+        prompt,
+        torch.ones_like(prompt),
+        do_sample=False,
+        max_new_tokens=20,
+        custom_generate=draftree.custom_generate(draftree.SpeculationParams(drafter="lookup")),
+    )
+    assert len(ours[0]) == context
+
+
 def test_inputs_beside_ids_are_refused_by_name() -> None:
     """A prompt of embeddings was said to be empty; one of ids and pixels would have been read without the pixels."""
     model = _model()

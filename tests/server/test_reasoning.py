@@ -219,11 +219,12 @@ def test_thoughts_of_past_responses_belong_to_what_followed_them(served: Running
     call = {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}
     summed = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "so"}], "encrypted_content": "x"}
     unread = {"type": "reasoning", "summary": [], "encrypted_content": "x"}
-    sent = [{"role": "user", "content": "hi"}, *output, {"role": "user", "content": "and?"}, summed, call, unread]
+    more = {"type": "reasoning", "summary": [{"type": "summary_text", "text": " much"}]}
+    sent = [{"role": "user", "content": "hi"}, *output, {"role": "user", "content": "and?"}, summed, more, call, unread]
     (conversation,) = ResponsesRequest.model_validate({"model": NAME, "input": sent}).prompts()
     _, answer, _, called = conversation.messages
     assert answer == {"role": "assistant", "content": ANSWER, "reasoning_content": THOUGHT}
-    assert (called["content"], called["reasoning_content"], len(called["tool_calls"])) == ("", "so", 1)
+    assert (called["content"], called["reasoning_content"], len(called["tool_calls"])) == ("", "so much", 1)
     assert posted(served, "/v1/responses", {"input": sent, "temperature": 0})[0] == 200
 
 

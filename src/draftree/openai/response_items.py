@@ -166,7 +166,8 @@ def turns_of(items: Sequence[AnyItem]) -> list[dict[str, Any]]:
             if "tool_calls" in turn and before:
                 before.setdefault("tool_calls", []).extend(turn["tool_calls"])
             elif before.keys() == {"role", "content", "reasoning_content"} and not before["content"]:
-                before |= turn
+                thoughts = before["reasoning_content"] + turn.get("reasoning_content", "")
+                before |= {**turn, "reasoning_content": thoughts}
             else:
                 turns.append(turn)
     return turns
