@@ -72,6 +72,32 @@ def test_models_are_loaded_once(model: str, monkeypatch: pytest.MonkeyPatch) -> 
     assert count == [1]
 
 
+@pytest.mark.parametrize("name", ["hf-generate", "hf-prompt-lookup", "hf-assisted", "hf-beam-search"])
+def test_torch_has_the_threads_of_the_target_while_a_peer_decodes(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Peers ran on as many threads as torch takes by itself, beside a target of one."""
+    used, load = set[int](), load_stock
+
+    def watched(*what: Any, **options: Any) -> Any:
+        model, tokenizer = load(*what, **options)
+        model.register_forward_hook(lambda *_: used.add(torch.get_num_threads()))
+        return model, tokenizer
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(transformers_peer, "load_stock", watched)
+    target, draft = (str(write(tmp_path / name)) for name in ("target.gguf", "draft.gguf"))
+    (_, entry) = entries([f"peer:{name}"], [draft], [0.0])
+    peer = Models(target, threads=1).contestant(entry)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        peer.decode(PROMPT, GREEDY)
+        assert (used, torch.get_num_threads()) == ({1}, 2)
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_only_the_distribution_that_was_asked_for_counts(model: str, tmp_path: Path) -> None:
     """Checkpoints come with repetition penalties of their own, which ``generate`` would take up."""
     copy = save_tiny(tmp_path / "copy")

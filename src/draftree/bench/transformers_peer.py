@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -28,6 +29,17 @@ def load_peer(name: str, *, dtype: str | None, device: str | None) -> tuple[PreT
     return model, tokenizer
 
 
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """Meanwhile torch computes on so many threads; it has one number for all models."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 class _FirstTokens(BaseStreamer):
     """Notes when the first tokens come, and how many; the first call gives the prompt."""
 
@@ -43,10 +55,14 @@ class _FirstTokens(BaseStreamer):
 
 
 class TransformersPeer:
-    """transformers' ``generate`` with these options; with beams the time of the first token is unknown."""
+    """transformers' ``generate`` with these options; with beams the time of the first token is unknown.
 
-    def __init__(self, model: PreTrainedModel, tokenizer: Tokenizer | None, **options: Any) -> None:
-        self._model, self._tokenizer, self._options = model, tokenizer, options
+    Args:
+        threads: that share a pass on a CPU.
+    """
+
+    def __init__(self, model: PreTrainedModel, tokenizer: Tokenizer | None, *, threads: int, **options: Any) -> None:
+        self._model, self._tokenizer, self._threads, self._options = model, tokenizer, threads, options
         self._generate: Callable[..., Tensor] = cast(Any, model).generate
 
     def decode(self, prompt: list[int], params: SamplingParams) -> Turn:
@@ -69,7 +85,7 @@ class TransformersPeer:
             passes += 1
 
         handle = self._model.register_forward_hook(count)
-        with torch.random.fork_rng(devices=[ids.device] if ids.is_cuda else []):
+        with torch_threads(self._threads), torch.random.fork_rng(devices=[ids.device] if ids.is_cuda else []):
             torch.manual_seed(params.seed or 0)
             began = time.perf_counter()
             output = self._generate(
