@@ -352,24 +352,25 @@ def calibrate(
             for done in measure(options, model, drafts, policy, prompts, source.seed, tally):
                 TALLY_FILE.write(measured, tally)
                 progress(done)
-    counts = tally.counts
-    measured.unlink(missing_ok=True)
-    acceptance = counts.acceptance
-    tree = best_tree(acceptance, options.nodes)
-    if not tree:
-        raise RunError(
-            f"drafter {drafts.name} was never right in {sum(counts.trials)} trials: use more prompts, a larger "
-            "--max-tokens, or another drafter"
+        counts = tally.counts
+        acceptance = counts.acceptance
+        tree = best_tree(acceptance, options.nodes)
+        if not tree:
+            measured.unlink(missing_ok=True)
+            raise RunError(
+                f"drafter {drafts.name} was never right in {sum(counts.trials)} trials: use more prompts, a larger "
+                "--max-tokens, or another drafter"
+            )
+        tree_file = TreeFile(
+            made_for=Provenance(model.capabilities.name, drafts.name),
+            temperature=options.temperature,
+            prompts=len(prompts),
+            counts=counts,
+            expected_acceptance_length=expected_acceptance_length(acceptance, tree),
+            tree=tree,
         )
-    tree_file = TreeFile(
-        made_for=Provenance(model.capabilities.name, drafts.name),
-        temperature=options.temperature,
-        prompts=len(prompts),
-        counts=counts,
-        expected_acceptance_length=expected_acceptance_length(acceptance, tree),
-        tree=tree,
-    )
-    TREE_FILE.write(path, tree_file)
+        TREE_FILE.write(path, tree_file)
+        measured.unlink(missing_ok=True)
     output.print(
         f"{path}: {len(tree)} nodes down to depth {max(map(len, tree))}, "
         f"expected acceptance length {tree_file.expected_acceptance_length:.2f} (bonus included)",
