@@ -68,19 +68,20 @@ def test_the_tree_of_a_drafter_that_is_always_right_is_a_chain(model: str, promp
     assert found.counts.acceptance.tolist() == [[1.0]] * 4
 
 
+def _measure_one(*arguments: object) -> Iterator[int]:
+    yield next(measure(*arguments))  # type: ignore[arg-type]
+    raise KeyboardInterrupt
+
+
 def test_what_an_interrupted_calibration_has_measured_is_kept(
     model: str, prompts: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, out, sampled = tmp_path / "whole.json", tmp_path / "tree.json", ("--temperature", "1", "--drafter", "self")
     assert run(asked(model, prompts, whole, *sampled)) == 0
 
-    def interrupted(*arguments: object) -> Iterator[int]:
-        yield next(measure(*arguments))  # type: ignore[arg-type]
-        raise KeyboardInterrupt
-
     capsys.readouterr()
     with monkeypatch.context() as patch:
-        patch.setattr(command, "measure", interrupted)
+        patch.setattr(command, "measure", _measure_one)
         assert run(asked(model, prompts, out, *sampled)) == 130
     assert "interrupted after 1 of 3 prompts: the same command goes on from there" in complaint(capsys)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["prompts.txt", "tree.json.part", "whole.json"]
@@ -89,6 +90,26 @@ def test_what_an_interrupted_calibration_has_measured_is_kept(
     assert run(asked(model, prompts, out, *sampled)) == 0
     assert out.read_text() == whole.read_text()
     assert not (tmp_path / "tree.json.part").exists()
+
+
+@pytest.mark.parametrize("role", ["target", "drafter"])
+def test_measurements_of_other_weights_are_refused(
+    role: str, prompts: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Names alone would have mixed the counts of two models that lay in the same folder one after the other."""
+    folders = {"target": tmp_path / "target", "drafter": tmp_path / "drafter"}
+    for folder in folders.values():
+        save_tiny(folder)
+    command_line = asked(str(folders["target"]), prompts, tmp_path / "tree.json", "--drafter", str(folders["drafter"]))
+    with monkeypatch.context() as patch:
+        patch.setattr(command, "measure", _measure_one)
+        assert run(command_line) == 130
+    save_tiny(folders[role], seed=5)
+    capsys.readouterr()
+    assert run(command_line) == 2
+    assert "of a calibration with other models, prompts or settings" in complaint(capsys)
+    save_tiny(folders[role])
+    assert run(command_line) == 0
 
 
 def _press(*arguments: object) -> None:

@@ -341,9 +341,11 @@ def calibrate(
     model, policy = compute.load(target), TruePath()
     drafts = load_drafter(spec, model, policy, learning=False)
     prompts = encoded(model, texts, raw=source.raw)
+    assert isinstance(drafts, TreeDrafter)  # noqa: S101 - drafter none is refused above
     can, measured = model.capabilities, path.with_name(f"{path.name}.part")
+    made_for = provenance(model, drafts.source, drafts.name)
     settings = {**asdict(options), "nodes": None, "seed": source.seed}
-    identity = json.dumps([can.name, can.dtype, can.weight_format, drafts.name, settings, prompts])
+    identity = json.dumps([asdict(made_for), can.dtype, can.weight_format, settings, prompts])
     context.with_resource(locked(measured, "--out", folder=False))
     key = hashlib.sha256(identity.encode()).hexdigest()
     tally = Tally.load(measured, key, options.depth)
@@ -362,7 +364,7 @@ def calibrate(
                 "--max-tokens, or another drafter"
             )
         tree_file = TreeFile(
-            made_for=Provenance(model.capabilities.name, drafts.name),
+            made_for=Provenance(made_for.target, made_for.drafter),
             temperature=options.temperature,
             prompts=len(prompts),
             counts=counts,
