@@ -16,6 +16,8 @@ from draftree.bench.entries import LLAMA_CPP, Entry, entries
 from draftree.bench.results import AnswerRecord, Parts
 from draftree.config import SamplingParams
 from draftree.models.huggingface.hf_loading import load_stock
+from draftree.models.loading import load
+from draftree.policies.base import Provenance
 
 from ..references import generate_greedily
 from ..tiny import save_tiny
@@ -56,6 +58,18 @@ def test_sampling_is_repeatable_and_leaves_the_global_generator_alone(model: str
     state = torch.random.get_rng_state()
     assert peer.decode(PROMPT, params).ids == peer.decode(PROMPT, params).ids
     assert torch.equal(torch.random.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("method", ["peer:hf-assisted", "chain", "beams:drafter={}"])
+def test_the_models_behind_a_contestant_are_known_by_their_weights(method: str, model: str, tmp_path: Path) -> None:
+    def made_of(seed: int) -> Provenance:
+        drafter = str(save_tiny(tmp_path / "draft", seed=seed))
+        return Models(model).contestant(entries([method.format(drafter)], [drafter], [0.0])[1]).made_of
+
+    first, other = made_of(1), made_of(2)
+    assert first == made_of(1)
+    assert replace(other, drafter_weights=first.drafter_weights) == first != other
+    assert first.target_weights == load(model).capabilities.fingerprint
 
 
 def test_models_are_loaded_once(model: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,11 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
 from ..config import SamplingParams
+from ..drafters.provenance import short_name
+from ..drafters.spec import NONE
 from ..models.huggingface.hf_loading import load_stock
+from ..models.huggingface.inspection import fingerprint
+from ..policies.base import Provenance
 from ..text.encoding import Tokenizer
 from .results import Parts, Turn
 
@@ -40,6 +44,11 @@ def torch_threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+def _identity(model: PreTrainedModel | None) -> tuple[str, str]:
+    """Name and fingerprint."""
+    return (NONE, "") if model is None else (short_name(str(model.name_or_path)), fingerprint(model.parameters()))
+
+
 class _FirstTokens(BaseStreamer):
     """Notes when the first tokens come, and how many; the first call gives the prompt."""
 
@@ -64,6 +73,12 @@ class TransformersPeer:
     def __init__(self, model: PreTrainedModel, tokenizer: Tokenizer | None, *, threads: int, **options: Any) -> None:
         self._model, self._tokenizer, self._threads, self._options = model, tokenizer, threads, options
         self._generate: Callable[..., Tensor] = cast(Any, model).generate
+
+    @property
+    def made_of(self) -> Provenance:
+        """As of a ``Contestant``."""
+        target, drafter = map(_identity, (self._model, self._options.get("assistant_model")))
+        return Provenance(target[0], drafter[0], target[1], drafter[1])
 
     def decode(self, prompt: list[int], params: SamplingParams) -> Turn:
         """Answer one prompt; passes of the target are counted, the prefill's too."""
