@@ -92,8 +92,8 @@ class TransformersPeer:
         sampling: dict[str, Any] = {"do_sample": params.temperature > 0}
         if params.temperature:
             sampling |= {name: getattr(params, name) for name in ("temperature", "top_k", "top_p")}
-        first, passes = _FirstTokens(), 0
-        streaming = {} if "num_beams" in self._options else {"streamer": first}
+        first, passes, beams = _FirstTokens(), 0, "num_beams" in self._options
+        streaming = {} if beams else {"streamer": first}
 
         def count(*_: object) -> None:
             nonlocal passes
@@ -116,8 +116,9 @@ class TransformersPeer:
         handle.remove()
         parts = Parts(ended - began, prefill=first.at - began if first.calls > 1 else None)
         answers = [self._ended(answer) for answer in made]
+        counts: dict[str, Any] = {"layers": passes} if beams else {"first": first.count // len(prompts)}
         return [
-            Turn(len(prompt), answer, self._text(answer), None, parts, passes, first=first.count // len(prompts))
+            Turn(len(prompt), answer, self._text(answer), None, parts, passes, **counts)
             for prompt, answer in zip(prompts, answers, strict=True)
         ]
 
