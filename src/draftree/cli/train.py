@@ -270,13 +270,14 @@ def classifier(
             drafts.prepare(model)
             model.reserve(rows + 1, min(LONGEST_PROMPT + sampling.max_tokens, model.capabilities.max_length))
             collect(store, model, drafts, tokens, most=most, rows=rows, progress=progress)
-        learned, kept_apart = store.samples().split(apart)
+        numbers = store.first(most)
+        learned, kept_apart = store.samples(numbers).split(apart)
         with progress_reporter("fitting, epochs", recipe.epochs) as progress:
             fitted = fit(learned, recipe, negatives, progress, kept_apart)
     figures = evaluate(fitted, kept_apart, negatives)
     trained_on = {
         "prompts": [asdict(file) for file in files],
-        "responses": len(store.counts),
+        "responses": len(numbers),
         "samples": len(learned.accepted),
         "accepted": int(learned.accepted.sum()),
         "negatives": negatives,
