@@ -157,7 +157,6 @@ def transformers(job: Job) -> tuple[str, Decode]:
         os.environ.update(ATEN_CPU_CAPABILITY=job.tier, MKL_ENABLE_INSTRUCTIONS=job.tier.upper())
         os.environ.update(ONEDNN_MAX_CPU_ISA=job.tier.upper())
     torch: Any = importlib.import_module("torch")
-    torch.set_num_threads(job.threads)
     peers: Any = importlib.import_module("draftree.bench.transformers_peer")
     config: Any = importlib.import_module("draftree.config")
     options: dict[str, Any] = {}
@@ -169,7 +168,8 @@ def transformers(job: Job) -> tuple[str, Decode]:
         drafting = options["assistant_model"].generation_config
         drafting.num_assistant_tokens, drafting.num_assistant_tokens_schedule = job.drafted, "constant"
         drafting.assistant_confidence_threshold = 0
-    peer = peers.TransformersPeer(*peers.load_peer(job.target, dtype=None, device=None), **options)
+    model, tokenizer = peers.load_peer(job.target, dtype=None, device=None)
+    peer = peers.TransformersPeer(model, tokenizer, threads=job.threads, **options)
 
     def decode(prompts: Prompts, most: int) -> list[Answer]:
         turns = peer.decode_together(prompts, config.SamplingParams(max_tokens=most, seed=0))

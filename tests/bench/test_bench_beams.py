@@ -17,6 +17,7 @@ from draftree.config import SamplingParams
 from draftree.errors import DraftreeError
 
 PROMPT = [7, 8, 9, 7, 8, 9, 7, 8]
+PEER = "peer:hf-beam-search:width=3"
 
 
 def test_beams_have_settings_and_a_drafter_of_their_own() -> None:
@@ -56,7 +57,7 @@ def test_bad_beams_are_one_line(method: str, temperature: float, why: str) -> No
 
 @pytest.mark.parametrize("drafter", ["none", "self"])
 def test_the_best_beam_is_that_of_the_peer(drafter: str, model: str) -> None:
-    _, ours, theirs = entries([f"beams:width=3:drafter={drafter}", "peer:hf-beam-search:width=3"], ["lookup"], [0.0], 8)
+    _, ours, theirs = entries([f"beams:width=3:drafter={drafter}", PEER], ["lookup"], [0.0], 8)
     models, params = Models(model), SamplingParams(max_tokens=12)
     want = models.contestant(theirs).decode(PROMPT, params)
     assert models.contestant(ours).decode(PROMPT, params).ids == want.ids
@@ -74,14 +75,15 @@ def test_a_run_with_beams_is_compared_with_ar_decoding(model: str, tmp_path: Pat
     assert set(verdicts) <= {"equal", "beams"}
 
 
-@pytest.mark.parametrize("drafter", ["none", "self"])
-def test_passes_are_counted_against_layers_of_beams(drafter: str, model: str) -> None:
+@pytest.mark.parametrize("method", ["beams:width=3:drafter=none", "beams:width=3:drafter=self", PEER])
+def test_passes_are_counted_against_layers_of_beams(method: str, model: str) -> None:
     """The best request may have ended long before the search: its own length would give less than one for a pass."""
-    (_, entry) = entries([f"beams:width=3:drafter={drafter}"], ["lookup"], [0.0], 8)
+    (_, entry) = entries([method], ["lookup"], [0.0], 8)
     turn = Models(model).contestant(entry).decode(PROMPT, SamplingParams(max_tokens=12, seed=1))
     short = AnswerRecord("p", "c", "m", None, 0.0, 1, [replace(turn, ids=turn.ids[:3])])
     assert turn.layers is not None and turn.passes
-    assert short.gained / turn.passes == (turn.layers - 1) / turn.passes >= 1.0
+    assert short.gained == turn.layers - (not entry.is_peer)  # passes of a peer are those of its prefill too
+    assert short.gained / turn.passes >= 1.0
 
 
 @pytest.mark.parametrize("drafter", ["none", "self"])

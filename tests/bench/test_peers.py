@@ -16,6 +16,8 @@ from draftree.bench.entries import LLAMA_CPP, Entry, entries
 from draftree.bench.results import AnswerRecord, Parts
 from draftree.config import SamplingParams
 from draftree.models.huggingface.hf_loading import load_stock
+from draftree.models.loading import load
+from draftree.policies.base import Provenance
 
 from ..references import generate_greedily
 from ..tiny import save_tiny
@@ -58,6 +60,18 @@ def test_sampling_is_repeatable_and_leaves_the_global_generator_alone(model: str
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
+@pytest.mark.parametrize("method", ["peer:hf-assisted", "chain", "beams:drafter={}"])
+def test_the_models_behind_a_contestant_are_known_by_their_weights(method: str, model: str, tmp_path: Path) -> None:
+    def made_of(seed: int) -> Provenance:
+        drafter = str(save_tiny(tmp_path / "draft", seed=seed))
+        return Models(model).contestant(entries([method.format(drafter)], [drafter], [0.0])[1]).made_of
+
+    first, other = made_of(1), made_of(2)
+    assert first == made_of(1)
+    assert replace(other, drafter_weights=first.drafter_weights) == first != other
+    assert first.target_weights == load(model).capabilities.fingerprint
+
+
 def test_models_are_loaded_once(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     count, load = [0], load_stock
 
@@ -70,6 +84,32 @@ def test_models_are_loaded_once(model: str, monkeypatch: pytest.MonkeyPatch) -> 
     for entry in entries(["peer:hf-generate", "peer:hf-prompt-lookup"], ["lookup"], [0.0], 4)[1:]:
         models.contestant(entry)
     assert count == [1]
+
+
+@pytest.mark.parametrize("name", ["hf-generate", "hf-prompt-lookup", "hf-assisted", "hf-beam-search"])
+def test_torch_has_the_threads_of_the_target_while_a_peer_decodes(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Peers ran on as many threads as torch takes by itself, beside a target of one."""
+    used, load = set[int](), load_stock
+
+    def watched(*what: Any, **options: Any) -> Any:
+        model, tokenizer = load(*what, **options)
+        model.register_forward_hook(lambda *_: used.add(torch.get_num_threads()))
+        return model, tokenizer
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(transformers_peer, "load_stock", watched)
+    target, draft = (str(write(tmp_path / name)) for name in ("target.gguf", "draft.gguf"))
+    (_, entry) = entries([f"peer:{name}"], [draft], [0.0])
+    peer = Models(target, threads=1).contestant(entry)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        peer.decode(PROMPT, GREEDY)
+        assert (used, torch.get_num_threads()) == ({1}, 2)
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_only_the_distribution_that_was_asked_for_counts(model: str, tmp_path: Path) -> None:

@@ -24,8 +24,14 @@ from draftree.bench.suites import Item
 from draftree.cli.bench import commit
 from draftree.cli.main import run
 from draftree.config import SamplingParams
+from draftree.models.heads import own_heads
+from draftree.models.heads.eagle_network import save_head
+from draftree.models.heads.own_heads import own_head_for
+from draftree.models.huggingface.hf_model import HFModel
+from draftree.models.loading import load
 
 from ..conftest import Full
+from ..heads import DRAFTED, random_network
 from ..tiny import save_tiny
 
 Captured = pytest.CaptureFixture[str]
@@ -244,6 +250,40 @@ def test_a_file_behind_a_name_that_has_changed_is_refused(
     (copy / "config.json").write_text((copy / "config.json").read_text() + "\n")
     assert run(asked) == 2
     assert f"files {copy}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("drafter", "before"), [("auto", None), ("auto", 1), ("head", 1)])
+def test_answers_of_another_head_are_not_added(
+    drafter: str, before: int | None, suite: str, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A head that was trained between two starts drafted the rest, and the report averaged both."""
+    monkeypatch.setattr(own_heads, "heads_folder", lambda: tmp_path / "heads")
+    model = str(save_tiny(tmp_path / "model"))
+    target = load(model)
+    assert isinstance(target, HFModel)
+    target.track_features()
+
+    def train(seed: int | None) -> None:
+        shutil.rmtree(tmp_path / "heads", ignore_errors=True)
+        if seed is not None:
+            save_head(own_head_for(target), random_network(target, seed), DRAFTED, target)
+
+    asked = [*_asked(model, suite, tmp_path / "out", methods="chain,peer:hf-generate"), "--drafters", drafter]
+    train(before)
+    with monkeypatch.context() as patch:
+        _press_after(patch, answers=6)
+        assert run(asked) == 130
+    kept = (tmp_path / "out" / "results.jsonl").read_bytes()
+    assert kept
+    train(2)
+    capsys.readouterr()
+    assert run(asked) == 2
+    complaint = capsys.readouterr().err
+    assert "models chain" in complaint and "--out another folder" in complaint and complaint.count("\n") == 1
+    assert (tmp_path / "out" / "results.jsonl").read_bytes() == kept
+    train(before)
+    assert run(asked) == 0
+    assert len(read_results(tmp_path / "out")) == 9
 
 
 def test_a_full_disk_is_one_line_and_keeps_what_is_done(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,6 +13,7 @@ from draftree.bench.suites import STARTER_FILE
 from draftree.cli import train as command
 from draftree.cli.main import run
 from draftree.policies.fixed import read_tree
+from draftree.train import rank_acceptance
 from draftree.train.rank_acceptance import measure
 from draftree.train.responses import read_prompts
 
@@ -66,19 +68,20 @@ def test_the_tree_of_a_drafter_that_is_always_right_is_a_chain(model: str, promp
     assert found.counts.acceptance.tolist() == [[1.0]] * 4
 
 
+def _measure_one(*arguments: object) -> Iterator[int]:
+    yield next(measure(*arguments))  # type: ignore[arg-type]
+    raise KeyboardInterrupt
+
+
 def test_what_an_interrupted_calibration_has_measured_is_kept(
     model: str, prompts: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, out, sampled = tmp_path / "whole.json", tmp_path / "tree.json", ("--temperature", "1", "--drafter", "self")
     assert run(asked(model, prompts, whole, *sampled)) == 0
 
-    def interrupted(*arguments: object) -> Iterator[int]:
-        yield next(measure(*arguments))  # type: ignore[arg-type]
-        raise KeyboardInterrupt
-
     capsys.readouterr()
     with monkeypatch.context() as patch:
-        patch.setattr(command, "measure", interrupted)
+        patch.setattr(command, "measure", _measure_one)
         assert run(asked(model, prompts, out, *sampled)) == 130
     assert "interrupted after 1 of 3 prompts: the same command goes on from there" in complaint(capsys)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["prompts.txt", "tree.json.part", "whole.json"]
@@ -86,6 +89,56 @@ def test_what_an_interrupted_calibration_has_measured_is_kept(
     assert "of a calibration with other models, prompts or settings" in complaint(capsys)
     assert run(asked(model, prompts, out, *sampled)) == 0
     assert out.read_text() == whole.read_text()
+    assert not (tmp_path / "tree.json.part").exists()
+
+
+@pytest.mark.parametrize("role", ["target", "drafter"])
+def test_measurements_of_other_weights_are_refused(
+    role: str, prompts: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Names alone would have mixed the counts of two models that lay in the same folder one after the other."""
+    folders = {"target": tmp_path / "target", "drafter": tmp_path / "drafter"}
+    for folder in folders.values():
+        save_tiny(folder)
+    command_line = asked(str(folders["target"]), prompts, tmp_path / "tree.json", "--drafter", str(folders["drafter"]))
+    with monkeypatch.context() as patch:
+        patch.setattr(command, "measure", _measure_one)
+        assert run(command_line) == 130
+    save_tiny(folders[role], seed=5)
+    capsys.readouterr()
+    assert run(command_line) == 2
+    assert "of a calibration with other models, prompts or settings" in complaint(capsys)
+    save_tiny(folders[role])
+    assert run(command_line) == 0
+
+
+def _press(*arguments: object) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(("name", "pressed"), [("best_tree", _press), ("TREE_FILE", SimpleNamespace(write=_press))])
+def test_measurements_are_kept_until_the_tree_is_written(
+    name: str,
+    pressed: object,
+    model: str,
+    prompts: Path,
+    tmp_path: Path,
+    capsys: Captured,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They were deleted first: Ctrl-C while the tree was made lost them all."""
+    whole, out, drafter = tmp_path / "whole.json", tmp_path / "tree.json", ("--drafter", "self")
+    assert run(asked(model, prompts, whole, *drafter)) == 0
+    capsys.readouterr()
+    with monkeypatch.context() as patch:
+        patch.setattr(command, name, pressed)
+        assert run(asked(model, prompts, out, *drafter)) == 130
+    assert "interrupted after 3 of 3 prompts: the same command goes on from there" in complaint(capsys)
+    assert (tmp_path / "tree.json.part").exists() and not out.exists()
+    with monkeypatch.context() as patch:
+        patch.setattr(rank_acceptance, "ranks_along", None)  # nothing is measured again
+        assert run(asked(model, prompts, out, *drafter)) == 0
+    assert out.read_bytes() == whole.read_bytes()
     assert not (tmp_path / "tree.json.part").exists()
 
 

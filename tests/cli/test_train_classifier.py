@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
 from draftree.cli.main import run
 from draftree.papers.c2t import read_classifier
@@ -77,6 +79,25 @@ def test_a_second_fit_takes_the_same_samples(model: str, prompts: Path, tmp_path
     assert read_classifier(str(other)).classifier.features == ("probability", "depth")
     assert read_classifier(str(other)).held_out["prompts"] == len(QUESTIONS) // 5
     assert len(read_classifier(str(other)).classifier.hidden) == 12
+
+
+def test_a_second_fit_of_fewer_samples_takes_the_first_ones(model: str, prompts: Path, tmp_path: Path) -> None:
+    """It took all that another fit had drawn, so a folder could not show what more samples gain."""
+    data, part = tmp_path / "data", tmp_path / "part"
+    assert run(asked(model, prompts, tmp_path / "net.json", "--data", str(data))) == 0
+    recipe, *files = sorted(data.iterdir())
+    few = sum(len(load_file(file)["accepted"]) for file in files[:4])
+    part.mkdir()
+    for file in (recipe, *files[:4]):
+        shutil.copy(file, part)
+    made = list[Path]()
+    for folder, samples in ((data, few), (data, few - 1), (part, few)):
+        made.append(tmp_path / f"{len(made)}.json")
+        more = ("--data", str(folder), "--samples", str(samples), "--apart", "3")
+        assert run(asked(model, prompts, made[-1], *more)) == 0
+    assert made[0].read_bytes() == made[1].read_bytes() == made[2].read_bytes()
+    assert read_classifier(str(made[0])).trained_on["responses"] == 4
+    assert len([*part.iterdir()]) == 5
 
 
 def test_samples_of_a_target_of_other_weights_are_refused(prompts: Path, tmp_path: Path, capsys: Captured) -> None:

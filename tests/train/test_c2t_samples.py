@@ -148,14 +148,14 @@ def test_what_is_collected_comes_back_from_disk(tmp_path: Path) -> None:
     store = run(tmp_path / "data")
     again = SampleStore(tmp_path / "data", recipe())
     assert again.counts == store.counts
-    assert ({*store.counts}, store.count) == ({0, 1, 2, 3}, len(store.samples().accepted))
-    assert sorted(store.samples().numbers.unique().tolist()) == [0, 1, 2, 3]
+    assert ({*store.counts}, store.count) == ({0, 1, 2, 3}, len(store.samples(range(4)).accepted))
+    assert sorted(store.samples(range(4)).numbers.unique().tolist()) == [0, 1, 2, 3]
 
 
 def test_an_interrupted_collection_goes_on_and_ends_with_the_same_samples(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = run(tmp_path / "whole").samples()
+    whole = run(tmp_path / "whole").samples(range(4))
     real, calls = samples_along, list[int]()
 
     def interrupted(made: Drafter, response: Response, *more: object) -> object:
@@ -171,9 +171,9 @@ def test_an_interrupted_collection_goes_on_and_ends_with_the_same_samples(
     assert {*SampleStore(tmp_path / "data", recipe()).counts} == {*calls[:2]}
     store = run(tmp_path / "data")
     assert {*store.counts} == {0, 1, 2, 3}
-    assert torch.equal(store.samples().accepted, whole.accepted)
-    assert torch.equal(store.samples().numbers, whole.numbers)
-    assert torch.allclose(store.samples().features, whole.features, atol=1e-4)
+    assert torch.equal(store.samples(range(4)).accepted, whole.accepted)
+    assert torch.equal(store.samples(range(4)).numbers, whole.numbers)
+    assert torch.allclose(store.samples(range(4)).features, whole.features, atol=1e-4)
 
 
 def test_collection_stops_when_there_is_enough(tmp_path: Path) -> None:
@@ -228,4 +228,4 @@ def test_a_drafter_that_reads_hidden_states_gets_them(tmp_path: Path) -> None:
     store = SampleStore(tmp_path / "data", recipe())
     collect(store, model, drafts, PROMPTS[:2], most=10**6, rows=2, progress=lambda count: None)
     assert {*store.counts} == {0, 1}
-    assert bool(store.samples().accepted.any())
+    assert bool(store.samples(range(2)).accepted.any())

@@ -16,6 +16,7 @@ from ..beams.forest import BeamParams
 from ..config import SamplingParams
 from ..drafters.base import DraftSource
 from ..drafters.grow import TreeDrafter
+from ..drafters.provenance import provenance
 from ..drafters.registry import is_model, load_draft_model
 from ..drafters.spec import NONE, DrafterSpec, read_drafter
 from ..engine.engine import Engine
@@ -23,6 +24,7 @@ from ..engine.speculation import Observer
 from ..errors import needs_extra
 from ..models.base import LanguageModel
 from ..models.loading import ModelOptions, load
+from ..policies.base import Provenance
 from ..request import Generation, Outcome, Stats
 from ..text.encoding import Tokenizer
 from ..tree import ROOT
@@ -53,6 +55,7 @@ class EngineContestant:
         self.engine = Engine(target, speculation, observers=[self._collector])
         loaded = self.engine.speculation.drafter
         self._source = loaded.source if isinstance(loaded, TreeDrafter) else None
+        self.made_of = provenance(target, self._source, loaded.name)
 
     def decode(self, prompt: list[int], params: SamplingParams) -> Turn:
         """Answer one prompt, given as token ids; ``params.seed`` is set."""
@@ -118,6 +121,7 @@ class BeamContestant:
 
     def __init__(self, target: LanguageModel, source: DraftSource | None, beams: BeamParams) -> None:
         self._engine, self._beams = BeamEngine(target, source), beams
+        self.made_of = provenance(target, source, source.name if source else NONE)
 
     def decode(self, prompt: list[int], params: SamplingParams) -> Turn:
         """The answer is the best beam."""
@@ -129,7 +133,14 @@ class BeamContestant:
 
 
 class Contestant(Protocol):
-    """Decodes one prompt after the other."""
+    """Decodes one prompt after the other.
+
+    Attributes:
+        made_of: the models behind its answers.
+    """
+
+    @property
+    def made_of(self) -> Provenance: ...
 
     def decode(self, prompt: list[int], params: SamplingParams) -> Turn:
         """Answer one prompt, given as token ids; ``params.seed`` is set."""
@@ -176,7 +187,7 @@ class Models:
             options = {"num_beams": entry.beams.width}
         elif entry.drafter is not None:
             options = {"assistant_model": self._stocked(entry.drafter)[0]}
-        return TransformersPeer(model, tokenizer, **options)
+        return TransformersPeer(model, tokenizer, threads=self.target.capabilities.threads, **options)
 
     def _stock(self, name: str) -> tuple[PreTrainedModel, Tokenizer | None]:
         from .transformers_peer import load_peer

@@ -129,11 +129,7 @@ def one_thread(options: ModelOptions, can: Capabilities) -> Iterator[ModelOption
     if can.tier != "torch":
         yield {**options, "threads": 1}
         return
-    import torch
+    from .transformers_peer import torch_threads
 
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with torch_threads(1):
         yield options
-    finally:
-        torch.set_num_threads(threads)

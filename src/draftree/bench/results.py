@@ -168,15 +168,20 @@ ITEM_LINE: TypeAdapter[Item] = TypeAdapter(Item)
 CONFIG, PROMPTS, RESULTS, SUMMARY = "config.json", "prompts.jsonl", "results.jsonl", "summary.json"
 FORMAT = "draftree-bench"
 VERSION = 2
-_UNCOMPARED = ("command", "date")
-"""What a run that goes on may have otherwise."""
+_MODELS = "models"
+"""Of the configuration: contestant -> the models behind its answers, once they are loaded."""
+_UNCOMPARED = ("command", "date", _MODELS)
+"""What a run that goes on may have otherwise, or does not know yet."""
 
 
 def folder_of(config: Mapping[str, Any]) -> Path:
     """Where a run is kept for which no folder is named: the same command finds it again, another has another one."""
-    compared = {key: value for key, value in config.items() if key not in _UNCOMPARED}
-    digest = hashlib.sha256(json.dumps(compared, sort_keys=True).encode()).hexdigest()[:8]
+    digest = hashlib.sha256(json.dumps(_compared(config), sort_keys=True).encode()).hexdigest()[:8]
     return Path("runs", f"{Path(config['suite']).stem}-{digest}")
+
+
+def _compared(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in config.items() if key not in _UNCOMPARED}
 
 
 class RunFolder:
@@ -195,16 +200,30 @@ class RunFolder:
         self.path = own_folder(path, "--out", CONFIG)
         self.records: list[AnswerRecord] = []
         self._whole = 0  # bytes of their lines
-        config = {"format": FORMAT, "version": VERSION, **json.loads(json.dumps(config))}
+        self._config = {"format": FORMAT, "version": VERSION, **json.loads(json.dumps(config))}
         if (self.path / CONFIG).exists():
-            _check_same(self.path, read_config(self.path), config)
+            stored = read_config(self.path)
+            _check_same(self.path, _compared(stored), _compared(self._config))
+            self._config = stored
             self.records = read_results(self.path)
             if self.records:
                 self._whole = sum(len(line) for line in read_lines(self.path / RESULTS) if line.endswith(b"\n"))
         else:
             make_folder(self.path)
-            _write_json(self.path / CONFIG, config)
+            _write_json(self.path / CONFIG, self._config)
         write_whole(self.path / PROMPTS, b"".join(ITEM_LINE.dump_json(item) + b"\n" for item in items))
+
+    def use_models(self, used: Mapping[str, str]) -> None:
+        """Keep which models are behind the answers to come, by contestant.
+
+        Raises:
+            ConfigError: answers that are there have others behind them.
+        """
+        known = self._config.get(_MODELS, {})
+        if self.records:
+            _check_same(self.path, {_MODELS: known}, {_MODELS: {**known, **used}})
+        self._config[_MODELS] = {**known, **used}
+        _write_json(self.path / CONFIG, self._config)
 
     def append(self, record: AnswerRecord) -> None:
         """Write one line.
@@ -235,10 +254,10 @@ def _check_same(path: Path, stored: Mapping[str, Any], config: Mapping[str, Any]
     before, now = _flat(stored), _flat(config)
     for key in {**now, **before}:
         old, new = before.get(key), now.get(key)
-        if old != new and key not in _UNCOMPARED:
+        if old != new:
             raise ConfigError(
                 f"{path} holds a run with {key} {old} and this one has {new}: "
-                "give --out another folder, or take that run's settings"
+                "give --out another folder, or take that run's models and settings"
             )
 
 

@@ -61,6 +61,7 @@ def decode(plan: RunPlan, models: Models, folder: RunFolder, notify: Callable[[i
 
     Raises:
         RunError: a line cannot be written.
+        ConfigError: the folder has answers with other models behind them.
         PromptError: a prompt does not fit the model.
     """
     missing = plan.missing({r.key for r in folder.records})
@@ -69,6 +70,7 @@ def decode(plan: RunPlan, models: Models, folder: RunFolder, notify: Callable[[i
         contestants[entry.label] = models.contestant(entry)
         warm = replace(plan.sampling, max_tokens=_WARM_TOKENS, temperature=entry.temperature)
         contestants[entry.label].decode(encode_turns(models.target, ["Hello"]), warm)
+    folder.use_models({label: str(contestant.made_of) for label, contestant in contestants.items()})
     for item, entry in missing:
         record = AnswerRecord(
             prompt=item.id,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -12,7 +13,11 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
 from ..config import SamplingParams
+from ..drafters.provenance import short_name
+from ..drafters.spec import NONE
 from ..models.huggingface.hf_loading import load_stock
+from ..models.huggingface.inspection import fingerprint
+from ..policies.base import Provenance
 from ..text.encoding import Tokenizer
 from .results import Parts, Turn
 
@@ -26,6 +31,22 @@ def load_peer(name: str, *, dtype: str | None, device: str | None) -> tuple[PreT
     ends = ("bos_token_id", "eos_token_id", "pad_token_id")
     model.generation_config = GenerationConfig(**{end: getattr(model.generation_config, end) for end in ends})
     return model, tokenizer
+
+
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """Meanwhile torch computes on so many threads; it has one number for all models."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _identity(model: PreTrainedModel | None) -> tuple[str, str]:
+    """Name and fingerprint."""
+    return (NONE, "") if model is None else (short_name(str(model.name_or_path)), fingerprint(model.parameters()))
 
 
 class _FirstTokens(BaseStreamer):
@@ -43,11 +64,21 @@ class _FirstTokens(BaseStreamer):
 
 
 class TransformersPeer:
-    """transformers' ``generate`` with these options; with beams the time of the first token is unknown."""
+    """transformers' ``generate`` with these options; with beams the time of the first token is unknown.
 
-    def __init__(self, model: PreTrainedModel, tokenizer: Tokenizer | None, **options: Any) -> None:
-        self._model, self._tokenizer, self._options = model, tokenizer, options
+    Args:
+        threads: that share a pass on a CPU.
+    """
+
+    def __init__(self, model: PreTrainedModel, tokenizer: Tokenizer | None, *, threads: int, **options: Any) -> None:
+        self._model, self._tokenizer, self._threads, self._options = model, tokenizer, threads, options
         self._generate: Callable[..., Tensor] = cast(Any, model).generate
+
+    @property
+    def made_of(self) -> Provenance:
+        """As of a ``Contestant``."""
+        target, drafter = map(_identity, (self._model, self._options.get("assistant_model")))
+        return Provenance(target[0], drafter[0], target[1], drafter[1])
 
     def decode(self, prompt: list[int], params: SamplingParams) -> Turn:
         """Answer one prompt; passes of the target are counted, the prefill's too."""
@@ -61,15 +92,15 @@ class TransformersPeer:
         sampling: dict[str, Any] = {"do_sample": params.temperature > 0}
         if params.temperature:
             sampling |= {name: getattr(params, name) for name in ("temperature", "top_k", "top_p")}
-        first, passes = _FirstTokens(), 0
-        streaming = {} if "num_beams" in self._options else {"streamer": first}
+        first, passes, beams = _FirstTokens(), 0, "num_beams" in self._options
+        streaming = {} if beams else {"streamer": first}
 
         def count(*_: object) -> None:
             nonlocal passes
             passes += 1
 
         handle = self._model.register_forward_hook(count)
-        with torch.random.fork_rng(devices=[ids.device] if ids.is_cuda else []):
+        with torch_threads(self._threads), torch.random.fork_rng(devices=[ids.device] if ids.is_cuda else []):
             torch.manual_seed(params.seed or 0)
             began = time.perf_counter()
             output = self._generate(
@@ -85,8 +116,9 @@ class TransformersPeer:
         handle.remove()
         parts = Parts(ended - began, prefill=first.at - began if first.calls > 1 else None)
         answers = [self._ended(answer) for answer in made]
+        counts: dict[str, Any] = {"layers": passes} if beams else {"first": first.count // len(prompts)}
         return [
-            Turn(len(prompt), answer, self._text(answer), None, parts, passes, first=first.count // len(prompts))
+            Turn(len(prompt), answer, self._text(answer), None, parts, passes, **counts)
             for prompt, answer in zip(prompts, answers, strict=True)
         ]
 

@@ -270,13 +270,14 @@ def classifier(
             drafts.prepare(model)
             model.reserve(rows + 1, min(LONGEST_PROMPT + sampling.max_tokens, model.capabilities.max_length))
             collect(store, model, drafts, tokens, most=most, rows=rows, progress=progress)
-        learned, kept_apart = store.samples().split(apart)
+        numbers = store.first(most)
+        learned, kept_apart = store.samples(numbers).split(apart)
         with progress_reporter("fitting, epochs", recipe.epochs) as progress:
             fitted = fit(learned, recipe, negatives, progress, kept_apart)
     figures = evaluate(fitted, kept_apart, negatives)
     trained_on = {
         "prompts": [asdict(file) for file in files],
-        "responses": len(store.counts),
+        "responses": len(numbers),
         "samples": len(learned.accepted),
         "accepted": int(learned.accepted.sum()),
         "negatives": negatives,
@@ -341,9 +342,11 @@ def calibrate(
     model, policy = compute.load(target), TruePath()
     drafts = load_drafter(spec, model, policy, learning=False)
     prompts = encoded(model, texts, raw=source.raw)
+    assert isinstance(drafts, TreeDrafter)  # noqa: S101 - drafter none is refused above
     can, measured = model.capabilities, path.with_name(f"{path.name}.part")
+    made_for = provenance(model, drafts.source, drafts.name)
     settings = {**asdict(options), "nodes": None, "seed": source.seed}
-    identity = json.dumps([can.name, can.dtype, can.weight_format, drafts.name, settings, prompts])
+    identity = json.dumps([asdict(made_for), can.dtype, can.weight_format, settings, prompts])
     context.with_resource(locked(measured, "--out", folder=False))
     key = hashlib.sha256(identity.encode()).hexdigest()
     tally = Tally.load(measured, key, options.depth)
@@ -352,24 +355,25 @@ def calibrate(
             for done in measure(options, model, drafts, policy, prompts, source.seed, tally):
                 TALLY_FILE.write(measured, tally)
                 progress(done)
-    counts = tally.counts
-    measured.unlink(missing_ok=True)
-    acceptance = counts.acceptance
-    tree = best_tree(acceptance, options.nodes)
-    if not tree:
-        raise RunError(
-            f"drafter {drafts.name} was never right in {sum(counts.trials)} trials: use more prompts, a larger "
-            "--max-tokens, or another drafter"
+        counts = tally.counts
+        acceptance = counts.acceptance
+        tree = best_tree(acceptance, options.nodes)
+        if not tree:
+            measured.unlink(missing_ok=True)
+            raise RunError(
+                f"drafter {drafts.name} was never right in {sum(counts.trials)} trials: use more prompts, a larger "
+                "--max-tokens, or another drafter"
+            )
+        tree_file = TreeFile(
+            made_for=Provenance(made_for.target, made_for.drafter),
+            temperature=options.temperature,
+            prompts=len(prompts),
+            counts=counts,
+            expected_acceptance_length=expected_acceptance_length(acceptance, tree),
+            tree=tree,
         )
-    tree_file = TreeFile(
-        made_for=Provenance(model.capabilities.name, drafts.name),
-        temperature=options.temperature,
-        prompts=len(prompts),
-        counts=counts,
-        expected_acceptance_length=expected_acceptance_length(acceptance, tree),
-        tree=tree,
-    )
-    TREE_FILE.write(path, tree_file)
+        TREE_FILE.write(path, tree_file)
+        measured.unlink(missing_ok=True)
     output.print(
         f"{path}: {len(tree)} nodes down to depth {max(map(len, tree))}, "
         f"expected acceptance length {tree_file.expected_acceptance_length:.2f} (bonus included)",

@@ -10,9 +10,10 @@ from ..policies.base import Provenance
 from .base import DraftSource
 
 
-def provenance(target: LanguageModel, source: DraftSource, drafter: str) -> Provenance:
-    """The models behind drafts of this source, which people call ``drafter``."""
-    weights = "+".join(model.capabilities.fingerprint for model in source.models) or source.name
+def provenance(target: LanguageModel, source: DraftSource | None, drafter: str) -> Provenance:
+    """The models behind drafts of this source, which people call ``drafter``; None drafts nothing."""
+    models = source.models if source else ()
+    weights = "+".join(model.capabilities.fingerprint for model in models) or (source.name if source else "")
     return Provenance(target.capabilities.name, drafter, target.capabilities.fingerprint, weights)
 
 

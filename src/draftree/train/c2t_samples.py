@@ -7,7 +7,7 @@ are those of such decoding, and no target pass goes into a thousand drafts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -163,10 +163,20 @@ class SampleStore:
         self._shards.write(number, samples._asdict())
         self.counts[number] = len(samples.accepted)
 
-    def samples(self) -> Samples:
-        """All that is on disk, in the order of their prompts."""
-        files = self._shards.files.values()
-        return Samples.joined([Samples(*self._shards.read(file, *Samples._fields)) for file in files])
+    def first(self, most: int) -> list[int]:
+        """The first prompts that have ``most`` samples together, in order; all prompts, where they have fewer."""
+        numbers, count = list[int](), 0
+        for number in sorted(self.counts):
+            if count >= most:
+                break
+            numbers.append(number)
+            count += self.counts[number]
+        return numbers
+
+    def samples(self, numbers: Iterable[int]) -> Samples:
+        """Those of these prompts."""
+        files = self._shards.files
+        return Samples.joined([Samples(*self._shards.read(files[n], *Samples._fields)) for n in numbers])
 
 
 def collect(
