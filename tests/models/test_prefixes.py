@@ -67,3 +67,25 @@ def test_kept_rows_take_half_of_the_caches_memory() -> None:
     text = [i % 5 for i in range(60)]
     cache.keep(text, prefill(model, text))
     assert cache.lengths == []
+
+
+def test_the_row_that_is_touched_is_the_one_that_is_found() -> None:
+    """Of two rows that held as much, one was touched and the other found: other texts lost their rows."""
+    model = ToyModel()
+    cache = PrefixCache(model, 4)
+    texts = [[first, *(i % 5 for i in range(19))] for first in (0, 0, 1, 1)]
+    rows = [prefill(model, text) for text in texts]
+    for text, row in zip(texts, rows, strict=True):
+        cache.keep(text, row)
+    assert not cache.touch(texts[0])
+    assert cache.find(texts[0]) not in rows
+    assert [held for _, held in cache._rows] == [rows[0], rows[2], rows[3], rows[1]]
+
+
+def test_rows_that_have_read_next_to_nothing_are_not_kept() -> None:
+    """One that was cancelled while it waited pushed out a row that texts go on from."""
+    model = ToyModel()
+    cache, text = PrefixCache(model, 1), [i % 5 for i in range(20)]
+    cache.keep(text, prefill(model, text))
+    cache.keep([1, 2, 3], model.open())
+    assert cache.lengths == [20] and len(model._rows) == 1

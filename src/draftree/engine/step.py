@@ -336,8 +336,10 @@ class Stepper:
 
     def pause(self, request: EngineRequest) -> None:
         """Free what a request holds in the models until ``open_row`` is called again."""
-        request.decodes = False
-        self._free(request)
+        try:
+            self._free(request)
+        finally:
+            request.row, request.decodes = None, False
 
     def close(self, request: EngineRequest) -> None:
         """Free what a request holds in the models; its tokens and figures stay readable. Twice is harmless.
@@ -347,6 +349,7 @@ class Stepper:
         if request in self.requests:
             with ExitStack() as closing:  # from the last to the first
                 closing.callback(self.requests.pop, request)  # last: it is done when its observers know
+                closing.callback(setattr, request, "row", None)
                 for observer in reversed((*self._observers, *request.observers)):
                     closing.callback(observer.closed, request)
                 self._free(request)
@@ -355,10 +358,10 @@ class Stepper:
         self._leaders.pop(request, None)
         if (row := request.row) is not None:
             drafter = request.speculation.drafter
-            with ExitStack() as closing:  # from the last to the first
-                closing.callback(setattr, request, "row", None)
-                closing.callback(call_named, f"drafter {drafter.name}: close", drafter.close, request)
+            try:
                 self.prefixes.keep(request.ids, row)
+            finally:
+                call_named(f"drafter {drafter.name}: close", drafter.close, request)
 
 
 def _shares(unread: Sequence[int], most: int) -> list[int]:

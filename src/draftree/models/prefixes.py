@@ -46,7 +46,7 @@ class PrefixCache:
             return self._model.open()
         if length not in shared:
             return self._model.fork(live[live_shared.index(length)][1], length)
-        at = shared.index(length)
+        at = _last(shared, length)
         text, row = self._rows[at]
         if length == row.length:
             del self._rows[at]
@@ -64,7 +64,7 @@ class PrefixCache:
         shared = [self._shared(ids, *text_row) for text_row in self._rows]
         if (length := max(shared, default=0)) < WORTHWHILE:
             return False
-        self._rows.append(self._rows.pop(shared.index(length)))
+        self._rows.append(self._rows.pop(_last(shared, length)))
         return length == self._rows[-1][1].length
 
     def _shared(self, ids: Sequence[int], text: Sequence[int], row: Row) -> int:
@@ -99,6 +99,11 @@ class PrefixCache:
     def clear(self) -> None:
         while self._rows:
             self.evict()
+
+
+def _last(lengths: Sequence[int], length: int) -> int:
+    """Of rows that hold as much of a text the one that was used last."""
+    return len(lengths) - 1 - lengths[::-1].index(length)
 
 
 _SHARED: WeakValueDictionary[tuple[int, int], PrefixCache] = WeakValueDictionary()
