@@ -22,7 +22,7 @@ from draftree.models.gguf.gguf_checks import check
 from draftree.models.native.binding import EMBEDDING, OUTPUT, VERSION, tiers
 from draftree.models.native.header_reader import FORMATS
 from draftree.models.native.native_model import NativeModel, NativeScores
-from draftree.models.prefixes import PrefixCache
+from draftree.models.prefixes import WORTHWHILE, PrefixCache
 from draftree.sampling.warping import Warping, stream_key
 from draftree.scores import Changes, Draft, Edit, NumpyScores, Scores, Top
 from tests import tiny_gguf
@@ -246,9 +246,9 @@ def test_kept_rows_take_half_of_the_memory_of_the_cache(path: Path) -> None:
     model.cache_bytes = 16 * model.loaded.page_bytes
     prefixes = PrefixCache(model, 64)
     for first in range(20):
-        text = [first, 1, 2, 3]
+        text = [first, *range(1, WORTHWHILE)]
         prefixes.keep(text, prefill(model, text))
-    assert prefixes.lengths == [4] * 4
+    assert prefixes.lengths == [WORTHWHILE] * 4
     assert model.loaded.cache_bytes() <= model.cache_bytes // 2
 
 
