@@ -13,7 +13,7 @@ from draftree.errors import CacheError, NoTreesError
 from draftree.models.base import LanguageModel, Nodes, Row, decoded, prefill
 from draftree.models.cost_profile import Grid, measure
 from draftree.models.llama import linear_model
-from draftree.models.llama.library import Context
+from draftree.models.llama.context import Context
 from draftree.models.llama.linear_model import LinearModel
 from draftree.models.llama.llama_model import LlamaModel
 from draftree.models.loading import load_llama
@@ -158,13 +158,31 @@ def test_trees_are_refused_and_change_nothing(load: Loader, reference: LinearMod
 
 def test_states_count_as_memory(load: Loader) -> None:
     model = load()
-    model.cache_bytes = 2 * model.capabilities.row_bytes + 600 * model.capabilities.slot_bytes
+    model.cache_bytes = 2 * model.capabilities.row_bytes + 768 * model.capabilities.slot_bytes
     assert model.holds([300, 300]) and not model.holds([300, 300, 300])
     if model.capabilities.slot_bytes:
         assert not model.holds([300, 500])
         row = prefill(model, text(1, 700))
         with pytest.raises(CacheError, match=f" {model.cache_bytes} "):
             model.extend([row], [Nodes.chain(text(2, 700))])
+
+
+def test_a_row_behind_closed_ones_gets_their_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A context has a state for each id up to the highest: what is left over of closed rows keeps nothing from it."""
+    path = str(tiny_gguf.write(tmp_path / "tiny.gguf", architecture="lfm2"))
+    reference = load_llama(path, threads=1)
+    monkeypatch.setattr(linear_model, "FIRST_CELLS", 256)
+    model = load_llama(path, threads=1)
+    assert isinstance(model, LinearModel) and isinstance(reference, LinearModel)
+    model.cache_bytes = 2 * model.capabilities.row_bytes + 768 * model.capabilities.slot_bytes
+    assert model.holds([100, 100, 100]) and model.holds([768])
+    *closed, row = [prefill(model, text(seed, 100)) for seed in range(3)]
+    for other in closed:
+        model.close(other)
+    found = model.extend([row], [Nodes.chain(text(9, 668), wanted=1)]).logits([0])[0]
+    assert np.abs(found - by_one_token(reference, text(2, 100) + text(9, 668))).max() < ROUNDING
+    assert (model._context.cells, model._context.sequences) == (768, 1)
+    model.close(row)
 
 
 def test_kept_rows_are_used_whole_or_not(load: Loader) -> None:

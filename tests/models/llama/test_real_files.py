@@ -13,7 +13,7 @@ import draftree
 from draftree import Engine, SamplingParams, SpeculationParams
 from draftree.cli.main import run
 from draftree.engine.replay import first_difference
-from draftree.models.llama.library import Context, Token
+from draftree.models.llama.context import Context, Token
 from draftree.models.llama.llama_model import EXACT, LlamaModel, exactness
 from draftree.text.encoding import encode
 

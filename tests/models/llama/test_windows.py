@@ -13,7 +13,8 @@ from draftree import Engine, SamplingParams, SpeculationParams
 from draftree.engine.scheduler import SchedulerParams
 from draftree.models.base import Nodes, decoded, prefill
 from draftree.models.llama import llama_model
-from draftree.models.llama.library import Context, ContextParams, Token, Weights, open_library
+from draftree.models.llama.context import Context, Token
+from draftree.models.llama.library import ContextParams, Weights, open_library
 from draftree.models.llama.llama_model import EXACT, LlamaModel
 from draftree.tree import ROOT, Floats
 

@@ -21,7 +21,8 @@ from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 
 from draftree.models.gguf.gguf_checks import check
-from draftree.models.llama.library import Context, Token, Weights, open_library
+from draftree.models.llama.context import Context, Token
+from draftree.models.llama.library import Weights, open_library
 from draftree.models.native.architecture import FAMILIES, NormOf, describe
 from draftree.models.native.binding import LoadedModel
 from tests.checkpoints import DENSE

@@ -1,4 +1,4 @@
-"""llama.cpp through ctypes: its shared library, and weights and contexts as objects that free themselves.
+"""llama.cpp through ctypes: its shared library, and weights as an object that frees itself.
 
 The package ``xllamacpp`` brings the library. It exports the C functions without promising them: its version is pinned.
 """
@@ -9,19 +9,15 @@ import ctypes
 import importlib.metadata
 import importlib.util
 import os
-from collections.abc import Sequence
 from ctypes import CFUNCTYPE, c_bool, c_char, c_char_p, c_float, c_int, c_int32, c_int64, c_size_t, c_uint32, c_void_p
 from functools import cache
-from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import finalize
 
-import numpy as np
 from gguf.constants import Keys
-from numpy.typing import NDArray
 
-from ...errors import CacheError, ConfigError, DraftreeError, ModelFileError, RunError, UnsupportedModelError
+from ...errors import ConfigError, DraftreeError, ModelFileError, UnsupportedModelError
 from ...installation import install_command
 from ...progress import StoppableProgress, loading_reporter
 from ..gguf.gguf_checks import check_header, check_weights
@@ -205,12 +201,6 @@ def open_library() -> Library:
     return Library(libraries[0], f"xllamacpp {version}")
 
 
-IDS = 256
-"""Sequence ids of a context: as many as llama.cpp allows."""
-TOKENS = 512
-"""Most tokens that llama.cpp computes at once; a longer pass takes turns."""
-_NO_CELL = 1
-"""What ``llama_decode`` returns where there is no room."""
 _BLOCK = 32
 """Values of a block of Q8_0."""
 _LONG_ROPE = "rope_factors_long.weight"
@@ -285,117 +275,6 @@ class Weights:
         if self.header.is_latent:
             return BF16, BF16
         return (Q8_0, F16) if self.header.widths[0] % _BLOCK == 0 else (F16, BF16)
-
-
-class Token(NamedTuple):
-    """A token of a pass.
-
-    Attributes:
-        sequences: ids that it belongs to; it attends to the cells of the first.
-        wanted: whether its logits are wanted.
-    """
-
-    id: int
-    position: int
-    sequences: Sequence[int]
-    wanted: bool
-
-
-class Context:
-    """A context of llama.cpp: cells of keys and values, states of sequences, and passes.
-
-    Layers with a window keep all their cells too (``swa_full``): a row that goes back needs what a window has passed.
-
-    Attributes:
-        cells: how many there are.
-        sequences: how many it knows; a recurrent model takes the memory of a state for each.
-
-    Raises:
-        RunError: there is not the memory for it.
-    """
-
-    def __init__(self, weights: Weights, cells: int, threads: int, sequences: int = IDS) -> None:
-        library = weights.library
-        params = library.context_default_params()
-        params.n_ctx = params.n_batch = cells
-        params.n_ubatch = min(TOKENS, cells)
-        params.n_seq_max, params.kv_unified, params.swa_full = sequences, True, True
-        params.n_threads = params.n_threads_batch = threads
-        params.flash_attn_type = 1
-        params.type_k, params.type_v = weights.types
-        library.listen()
-        self._pointer = library.init_from_model(weights.pointer, params)
-        if not self._pointer:
-            raise RunError(
-                f"llama.cpp cannot make a context of {cells} tokens: {library.complaint()}: use a shorter one"
-            )
-        finalize(self, library.free, self._pointer)
-        self._weights, self.sequences = weights, sequences
-        self.cells: int = library.n_ctx(self._pointer)
-        self._memory = library.get_memory(self._pointer)
-        self._ids, self._positions, self._counts = (np.zeros(self.cells, np.int32) for _ in range(3))
-        self._sequences, self._wanted = np.zeros(self.cells, np.uint64), np.zeros(self.cells, np.int8)
-        self._batch = BatchStruct(
-            token=self._ids.ctypes.data,
-            pos=self._positions.ctypes.data,
-            n_seq_id=self._counts.ctypes.data,
-            seq_id=self._sequences.ctypes.data,
-            logits=self._wanted.ctypes.data,
-        )
-
-    def copy(self, source: int, target: int, start: int, end: int) -> None:
-        """Let the cells of ``source`` at positions from start to end, -1 for all, belong to ``target`` too."""
-        self._weights.library.memory_seq_cp(self._memory, source, target, start, end)
-
-    def drop(self, sequence: int, start: int) -> None:
-        """Let the cells of a sequence at positions from start on belong to it no more; nobody's are free."""
-        self._weights.library.memory_seq_rm(self._memory, sequence, start, -1)
-
-    def clear(self) -> None:
-        self._weights.library.memory_clear(self._memory, False)
-
-    def decode(self, tokens: Sequence[Token]) -> NDArray[np.float32] | None:
-        """A pass.
-
-        Returns:
-            [w, V] logits of the tokens that are wanted; None: there are not so many free cells, and nothing has
-            changed.
-
-        Raises:
-            CacheError: llama.cpp does not take the tokens.
-        """
-        library, n = self._weights.library, len(tokens)
-        self._ids[:n], self._positions[:n], sequences, self._wanted[:n] = zip(*tokens, strict=True)
-        flat, counts = np.array([id_ for ids in sequences for id_ in ids], np.int32), [*map(len, sequences)]
-        self._counts[:n] = counts
-        self._sequences[:n] = list(accumulate(counts[:-1], lambda at, count: at + 4 * count, initial=flat.ctypes.data))
-        self._batch.n_tokens = n
-        result = library.decode(self._pointer, self._batch)
-        if result == _NO_CELL:
-            return None
-        if result:
-            raise CacheError(f"llama.cpp fails with {result} in a pass of {n} tokens: {library.complaint()}")
-        logits = np.empty((self._wanted[:n].sum(), self._weights.vocab_size), np.float32)
-        if len(logits):
-            ctypes.memmove(logits.ctypes.data, library.get_logits(self._pointer), logits.nbytes)
-        return logits
-
-    def size_of(self, sequence: int) -> int:
-        """Bytes of the keys, the values and the state of a sequence."""
-        return int(self._weights.library.state_seq_get_size(self._pointer, sequence))
-
-    def state(self) -> NDArray[np.uint8]:
-        """Keys and values of all cells that belong to a sequence, and states of sequences."""
-        library = self._weights.library
-        data = np.empty(library.state_get_size(self._pointer), np.uint8)
-        written = library.state_get_data(self._pointer, data.ctypes.data, len(data))
-        return data[:written]
-
-    def restore(self, state: NDArray[np.uint8]) -> None:
-        """Put them into the first cells, side by side in the same order; all others are free."""
-        self.clear()
-        if not self._weights.library.state_set_data(self._pointer, state.ctypes.data, len(state)):
-            raise CacheError(f"llama.cpp cannot restore its cache: {self._weights.library.complaint()}")
 
 
 def unloadable(library: Library, path: Path) -> DraftreeError:

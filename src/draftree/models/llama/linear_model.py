@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from threading import RLock
 
 from ...config import Count
@@ -18,7 +20,8 @@ from ...tree import ROOT
 from ..base import DRAFTED, PROMPT, Nodes, OpenRows, Row, check_finite, exclusive
 from ..cpu_threads import default_threads
 from ..memory import cache_full
-from .library import IDS, Context, Token, Weights
+from .context import GRAIN, IDS, Context, Token, grains
+from .library import Weights
 from .llama_model import FIRST_CELLS, capabilities_of, tokenizer_of
 
 
@@ -80,23 +83,50 @@ class LinearModel(OpenRows[LinearRow]):
         """Rows of so many tokens can be open together, within ``cache_bytes`` and the sequence ids."""
         return self._bytes(sum(lengths), len(lengths)) <= self.cache_bytes and len(lengths) <= IDS
 
-    def _bytes(self, tokens: int, rows: int) -> int:
-        return tokens * self.capabilities.slot_bytes + rows * self.capabilities.row_bytes
+    def _bytes(self, tokens: int, sequences: int) -> int:
+        """Of a context with cells for so many tokens, and with so many sequences."""
+        return grains(tokens) * self.capabilities.slot_bytes + sequences * self.capabilities.row_bytes
 
     @exclusive
     def reserve(self, rows: int, tokens: int) -> None:
         """Make room for the states of ``rows`` sequences (``LanguageModel.reserve``); tokens get it as they come."""
-        self._grow(self._context.cells, min(rows, IDS))
+        with suppress(CacheFullError):  # a row that takes the place of another one needs none
+            self._make_room(0, min(rows, IDS))
 
-    def _grow(self, cells: int, sequences: int) -> None:
-        """Move all rows to a larger context, if this one has not so many cells and sequences."""
-        now = self._context
-        if cells <= now.cells and sequences <= now.sequences:
+    def _make_room(self, tokens: int, sequences: int) -> None:
+        """Make sure that so many tokens more have cells, and so many sequences a state.
+
+        Where tokens have none, all rows move to twice the cells that they need, as far as ``cache_bytes`` allows.
+
+        Raises:
+            CacheFullError: it does not allow what they need, or there is not the memory for it; no row has changed.
+        """
+        now, can = self._context, self.capabilities
+        used = tokens + sum(len(row.tokens) for row in self._open.values())
+        if used <= now.cells and sequences <= now.sequences:
             return
-        state, cells, sequences = now.state(), max(cells, now.cells), max(sequences, now.sequences)
-        del now, self._context  # its memory is freed first
-        self._context = Context(self.weights, cells, self.threads, sequences)
-        self._context.restore(state)
+        if self._bytes(used, max(sequences, now.sequences)) <= self.cache_bytes:
+            sequences = max(sequences, now.sequences)
+        else:
+            self._close_gaps()
+            sequences = max(sequences, len(self._open))
+        if (size := self._bytes(used, sequences)) > self.cache_bytes:
+            raise cache_full(f"{used} tokens of {can.name} in {sequences} rows take", size, self.cache_bytes)
+        cells = now.cells if used <= now.cells else 2 * used
+        if can.slot_bytes:
+            room = (self.cache_bytes - sequences * can.row_bytes) // can.slot_bytes
+            cells = min(cells, room // GRAIN * GRAIN)
+        now.resize(cells, sequences)
+
+    def _close_gaps(self) -> None:
+        """Give rows the lowest ids: a context has a state for each id up to the highest."""
+        rows = sorted(self._open.values(), key=attrgetter("number"))
+        for number, row in enumerate(rows):
+            if row.number != number:
+                self._context.copy(row.number, number, 0, -1)
+                self._context.drop(row.number, 0)
+                row.number = number
+        self._open = dict(enumerate(rows))
 
     @exclusive
     def open(self) -> Row:
@@ -104,12 +134,11 @@ class LinearModel(OpenRows[LinearRow]):
 
     def _add(self, row: LinearRow) -> LinearRow:
         """Give a row the lowest id: llama.cpp computes rows together whose ids follow one another."""
-        number = next((number for number in range(IDS) if number not in self._open), None)
-        if number is None:
+        if len(self._open) == IDS:
             raise CacheFullError(f"{len(self._open)} rows are open in {self.capabilities.name}: close one first")
-        self._grow(self._context.cells, number + 1)
-        row.number = number
-        self._open[number] = row
+        self._make_room(0, len(self._open) + 1)
+        row.number = next(number for number in range(IDS) if number not in self._open)
+        self._open[row.number] = row
         return row
 
     @exclusive
@@ -121,17 +150,19 @@ class LinearModel(OpenRows[LinearRow]):
         """
         opened, can = [self.checked(row) for row in rows], self.capabilities
         self._scores.expire()
-        batch = list[Token]()
+        texts = list[list[int]]()
         for row, new in zip(opened, nodes, strict=True):
             first = len(row.parents) + ROOT
             if new.parents != [*range(first, first + len(new.tokens))]:
                 raise CacheError(f"{can.name} takes no trees: {can.no_trees}: give it tokens one after the other")
-            ids = [*row.tokens, *new.tokens]
+            texts.append(ids := [*row.tokens, *new.tokens])
             if len(ids) > can.max_length:
                 raise CacheError(f"{len(ids)} tokens are more than the longest {can.max_length}: use fewer")
+        self._make_room(sum(len(new.tokens) for new in nodes), 0)
+        batch = list[Token]()
+        for row, new, ids in zip(opened, nodes, texts, strict=True):
             unwanted = len(ids) - new.scored
             batch += [Token(ids[at], at, (row.number,), at >= unwanted) for at in range(row.read, len(ids))]
-        self._find_cells(sum(len(new.tokens) for new in nodes))
         began = time.perf_counter()
         try:
             logits = self._context.decode(batch)
@@ -148,15 +179,6 @@ class LinearModel(OpenRows[LinearRow]):
             row.read = len(row.tokens)
             row.parents += new.parents
         return self._scores.keep(NumpyScores(logits, [new.scored for new in nodes]))
-
-    def _find_cells(self, count: int) -> None:
-        """Make sure that ``count`` tokens more have cells."""
-        used = count + sum(len(row.tokens) for row in self._open.values())
-        if used <= self._context.cells:
-            return
-        if (size := self._bytes(used, len(self._open))) > self.cache_bytes:
-            raise cache_full(f"{used} tokens of {self.capabilities.name} take", size, self.cache_bytes)
-        self._grow(2 * used, self._context.sequences)
 
     def _forget(self, row: LinearRow) -> None:
         """Let llama.cpp forget a row, which is read anew in its next pass."""

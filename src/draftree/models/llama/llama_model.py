@@ -40,7 +40,8 @@ from ..gguf.gguf_checks import capabilities
 from ..gguf.gguf_file import slot_bytes
 from ..memory import cache_full
 from .branches import Branches
-from .library import F16, IDS, Context, Token, Weights, open_library
+from .context import GRAIN, IDS, Context, Token
+from .library import F16, Weights, open_library
 from .llama_tokenizer import read_tokenizer
 
 _TRASH = IDS - 1
@@ -141,12 +142,12 @@ class LlamaModel(OpenRows[LlamaRow]):
 
     @property
     def _most(self) -> int:
-        """Most cells of a context."""
-        return max(FIRST_CELLS, self.cache_bytes // self.capabilities.slot_bytes)
+        """Most cells of a context: of the first one, or as many as ``cache_bytes`` takes."""
+        return max(FIRST_CELLS, self.cache_bytes // self.capabilities.slot_bytes // GRAIN * GRAIN)
 
     def holds(self, lengths: Sequence[int]) -> bool:
         """Rows of so many tokens can be open together, within ``cache_bytes`` and half of the sequence ids."""
-        return sum(lengths) * self.capabilities.slot_bytes <= self.cache_bytes and len(lengths) <= IDS // 2
+        return sum(lengths) <= self._most and len(lengths) <= IDS // 2
 
     @exclusive
     def open(self) -> Row:
@@ -237,11 +238,10 @@ class LlamaModel(OpenRows[LlamaRow]):
     def _move(self, cells: int) -> None:
         """Move all cells that are not rejected to the beginning of a context of ``cells`` at least."""
         self._context.drop(_TRASH, 0)
-        state = self._context.state()
         if cells > self._context.cells:
-            del self._context  # its memory is freed first
-            self._context = Context(self.weights, cells, self.threads)
-        self._context.restore(state)
+            self._context.resize(cells)
+        else:
+            self._context.restore(self._context.state())
 
     def _give_up_beside(self, needed: Mapping[int, Sequence[int]]) -> None:
         """Let all nodes lose their cells that nothing in ``needed`` lies below, by the number of a row."""
