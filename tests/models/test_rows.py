@@ -160,3 +160,13 @@ def test_a_twin_has_rows_and_a_cache_of_its_own() -> None:
     assert (row.number, its.number) == (0, 0)
     assert_cached(model, "llama", row, prompt)
     assert_cached(twin, "llama", its, other)
+
+
+@families
+def test_rows_that_have_read_nothing_are_closed_in_any_order(kind: str) -> None:
+    """The last one took the place of the first, and its slots were looked for where none were allotted."""
+    model = fresh(kind)
+    row = prefill(model, [1, 2, 3])
+    for other in [model.open() for _ in range(3)]:
+        model.close(other)
+    assert_cached(model, kind, row, [1, 2, 3])

@@ -250,7 +250,8 @@ class Rows(Generic[R]):
         """Forget a row; the last one in storage takes its place, so that open rows stay side by side."""
         moved = self._open.pop()
         if moved is not row:
-            self.cache.copy_row(moved.number, row.number, moved.length + len(moved.parents))
+            if filled := moved.length + len(moved.parents):
+                self.cache.copy_row(moved.number, row.number, filled)
             moved.number = row.number
             self._open[row.number] = moved
         row.number = -1

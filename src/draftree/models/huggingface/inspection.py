@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -65,27 +65,65 @@ _SAME_STATES = 0.1
 """Of an output layer's logits of the same hidden states, in any dtype."""
 
 
-def computing(weights: Iterable[Tensor], device: str) -> dict[str, Any]:
-    """What makes passes of these weights by torch, which multiplies them with each token (``Capabilities``)."""
+_EXPERTS = ".experts"
+"""Names of modules that hold a layer's routed experts end so; those that all tokens share have other names."""
+_CHOSEN = ("num_experts_per_tok", "top_k_experts", "moe_topk")
+"""Settings of how many experts a token has."""
+_MULTIPLIES_ALL = {"llama4_text"}
+"""Types of models that multiply each token with all experts, and by zero what is not wanted."""
+
+
+def computing(
+    weights: Iterable[Tensor], device: str, experts: Collection[Tensor] = (), share: float = 1.0
+) -> dict[str, Any]:
+    """What makes passes of these weights by torch (``Capabilities``).
+
+    Args:
+        weights: those that some token is multiplied with.
+        experts: the routed experts' among them, of which a token has a ``share``.
+    """
     read, on_gpu = list(weights), device.startswith("cuda")
+    chosen = set(experts)  # tensors are equal by identity here
+    numbers, size = _amounts(weight for weight in read if weight not in chosen)
+    of_experts = _amounts(weight for weight in read if weight in chosen)
+    expert_numbers, expert_bytes = (round(share * amount) for amount in of_experts)
     return {
         "engine": f"transformers {transformers.__version__}, torch {torch.__version__}",
         "tier": "torch-cuda" if on_gpu else "torch",
         "threads": torch.get_num_threads(),
         "accelerator": torch.cuda.get_device_name(device) if on_gpu else "",
-        "weights": sum(weight.numel() for weight in read),
-        "weight_bytes": sum(weight.numel() * weight.element_size() for weight in read),
-        "expert_bytes": 0,
-        "expert_share": 1.0,
+        "weights": numbers + expert_numbers,
+        "weight_bytes": size + expert_bytes,
+        "expert_bytes": expert_bytes,
+        "expert_share": share,
     }
+
+
+def _amounts(weights: Iterable[Tensor]) -> tuple[int, int]:
+    """Numbers and bytes."""
+    listed = list(weights)
+    return sum(weight.numel() for weight in listed), sum(weight.numel() * weight.element_size() for weight in listed)
+
+
+def _experts(model: PreTrainedModel) -> tuple[list[Tensor], float]:
+    """Weights of routed experts, and how many of a layer's experts a token has, over all of them."""
+    config = model.config.get_text_config(decoder=True)
+    layers = [module for name, module in model.named_modules() if name.endswith(_EXPERTS)]
+    counts = [getattr(layer, "num_experts", 0) or len([*layer.children()]) for layer in layers]
+    chosen = next((value for name in _CHOSEN if (value := getattr(config, name, None))), 0)
+    chosen, count = max(chosen) if isinstance(chosen, Sequence) else chosen, max(counts, default=0)
+    if not chosen or not count or config.model_type in _MULTIPLIES_ALL:
+        return [], 1.0
+    return [weight for layer in layers for weight in layer.parameters()], min(1.0, chosen / count)
 
 
 def capabilities(model: PreTrainedModel, name: str) -> Capabilities:
     config = model.config.get_text_config(decoder=True)
     max_length, reason = _max_length(config)
     embeddings, output = (layer.weight for layer in (model.get_input_embeddings(), model.get_output_embeddings()))
+    multiplied = (p for p in model.parameters() if p is not embeddings or p is output)
     return Capabilities(
-        **computing((p for p in model.parameters() if p is not embeddings or p is output), str(model.device)),
+        **computing(multiplied, str(model.device), *_experts(model)),
         name=name,
         architecture=type(model).__name__,
         parameters=sum(p.numel() for p in model.parameters()),
