@@ -13,9 +13,12 @@ from draftree.drafters.grow import TreeDrafter
 from draftree.engine.engine import Engine, Handle
 from draftree.engine.scheduler import SchedulerParams
 from draftree.engine.speculation import EngineRequest, Observer, Speculation
+from draftree.engine.step import Stepper
 from draftree.errors import CacheFullError, FieldError
 from draftree.models.base import Nodes, Row
+from draftree.papers.cascade import CascadeSource
 from draftree.papers.opt_tree import OptTree
+from draftree.policies.fixed import StaticTree
 from draftree.request import Outcome, Request
 from draftree.scores import Scores
 
@@ -130,3 +133,26 @@ def test_without_max_tokens_an_answer_is_as_long_as_context_and_cache_allow(leng
     assert {len(answer.token_ids) for answer in answers} == {min(length, 99 - engine.speculation.nodes) - 2}
     with pytest.raises(FieldError, match="max_tokens"):
         engine.generate([(1, 2)], SamplingParams(max_tokens=99 if length > 100 else 49))
+
+
+def test_figures_of_stages_count_what_came_before_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They began anew where a text was read again."""
+    pause, before = Stepper.pause, list[int]()
+
+    def noting(stepper: Stepper, request: EngineRequest) -> None:
+        before.append(sum(request.stats.drafted))
+        pause(stepper, request)
+
+    monkeypatch.setattr("draftree.engine.scheduler._AHEAD", 16)
+    monkeypatch.setattr(Stepper, "pause", noting)
+    model = Cached(7, max_length=200)
+    model.most_tokens = 120
+    lower, upper = (ModelSource(ToyModel(7, seed, max_length=200), 7) for seed in (1, 2))
+    drafter = TreeDrafter(StaticTree(1, 3), CascadeSource(lower, upper, StaticTree(1, 2)))
+    params = SamplingParams(max_tokens=45, ignore_eos=True)
+    answers = Engine(model, Speculation(drafter, 6)).generate([(1, first) for first in range(4)], params)
+    assert any(before)
+    for answer in answers:
+        first, last = answer.stats.figures["stages"]
+        assert (last.proposed, last.accepted) == (sum(answer.stats.drafted), sum(answer.stats.accepted))
+        assert first.emitted + last.emitted == sum(chunk.drafted for chunk in answer.chunks) > 0
