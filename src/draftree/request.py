@@ -322,6 +322,7 @@ class StepCost:
         verify, other: as in ``Seconds``.
         draft_passes: drafter model passes.
         drafters: the part of ``draft`` that each drafter of an ensemble took; empty where there is one drafter.
+        drafters_passes: of ``draft_passes``, those by each; empty where there is one drafter.
     """
 
     batch: int
@@ -330,6 +331,7 @@ class StepCost:
     other: float
     draft_passes: int
     drafters: tuple[float, ...] = ()
+    drafters_passes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

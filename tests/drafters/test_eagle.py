@@ -102,6 +102,20 @@ def test_what_a_head_has_yet_to_read_is_known_before_it_drafts(
     assert read == expected and expected[0] >= len(PROMPTS[0]) - 1 and max(expected[1:]) >= 4
 
 
+def test_a_text_that_is_read_in_portions_is_drafted_from_as_one_read_whole(target: HFModel) -> None:
+    trees = []
+    for reading in (None, 1):
+        made = engine(target, trained(target), "eagle2")
+        request = begun(made.stepper, made.request(PROMPTS[0] * 4, SamplingParams(max_tokens=40)))
+        proposed = made.speculation.drafter.propose([request], [Budget(8)], reading=reading)
+        while not len(proposed[-1]):
+            proposed += made.speculation.drafter.propose([request], [Budget(8)], reading=reading)
+        made.stepper.close(request)
+        trees.append(proposed)
+    (whole,), (*portions, last) = trees
+    assert len(portions) > 3 and (last.tokens, last.parents) == (whole.tokens, whole.parents)
+
+
 def test_a_head_that_knows_the_text_is_accepted(target: HFModel) -> None:
     result = engine(target, trained(target), "chain").generate(PROMPTS[:1], SamplingParams(max_tokens=40))[0]
     assert result.stats.mal > 4  # of 5

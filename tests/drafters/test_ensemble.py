@@ -23,7 +23,7 @@ from draftree.engine.speculation import Speculation, SpeculationParams
 from draftree.errors import ConfigError, UnknownNameError
 from draftree.models.base import prefill
 from draftree.policies.auto import AutoTree
-from draftree.policies.base import GrowthPolicy
+from draftree.policies.base import GrowthPolicy, Plan
 from draftree.policies.fixed import StaticTree
 from draftree.policies.methods import METHODS
 from draftree.request import Outcome, Request, StepCost
@@ -157,6 +157,18 @@ def test_a_disabled_source_is_not_asked() -> None:
     ensemble.enable([True, False])
     assert distribution_of(drafted(ensemble)) == pytest.approx({1: 0.3})
     assert not two.asked
+
+
+def test_a_source_drafts_for_no_request_that_it_leaves_out() -> None:
+    class LeavesOut(StaticTree):
+        def plan(self, requests: Sequence[Request], budgets: Sequence[Budget], other_tokens: int = 0) -> Plan:
+            return Plan(budgets, (True, True), ((), requests[:1]))
+
+    ensemble, requests = EnsembleSource((Says("a", {1: 0.3}), Says("b", {2: 0.9}))), [request_of(), request_of(1)]
+    trees = TreeDrafter(LeavesOut(1, 2), ensemble).propose(requests, [Budget(5)] * 2)
+    assert [tree.part for tree in trees] == [0, 1] and all(map(len, trees))
+    trees = TreeDrafter(StaticTree(1, 2), ensemble).propose(requests, [Budget(5)] * 2)
+    assert [tree.part for tree in trees] == [1, 1]
 
 
 def test_a_source_settles_the_trees_that_it_drafted_alone() -> None:

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from draftree import Engine, Generation, SamplingParams, Speculation
+from draftree import Engine, Generation, SamplingParams, SchedulerParams, Speculation
+from draftree.config import Budget
 from draftree.drafters.draft_model import EagleSource, ModelSource
 from draftree.drafters.ensemble import EnsembleSource
 from draftree.drafters.grow import TreeDrafter
@@ -22,11 +23,13 @@ from draftree.models.heads.head_folder import load_head
 from draftree.models.native.native_head import NativeHead
 from draftree.models.native.native_model import NativeModel
 from draftree.papers.opt_tree import OptTree
+from draftree.policies.base import Plan
 from draftree.policies.methods import METHODS
+from draftree.request import Request
 from draftree.verify.schemes import SCHEMES
 
 from .. import tiny_gguf
-from ..pairs import policy
+from ..pairs import begun, policy
 from ..published import Recipe
 
 SIZES = Recipe(vocab=274, target_size=64, size=64, width=16, wide=64, drafted=tuple(range(0, 274, 2)))
@@ -54,7 +57,8 @@ def engine(folder: Path, method: str, kind: str, **more: Any) -> Engine:
     target = NativeModel(folder / "target.gguf", threads=2)
     head = load_head(folder / kind, target)
     assert isinstance(head, NativeHead)
-    return Engine(target, Speculation(TreeDrafter(policy(method), EagleSource(head, 274)), 8, **more))
+    drafter, scheduling = TreeDrafter(policy(method), EagleSource(head, 274)), SchedulerParams(chunk=64)
+    return Engine(target, Speculation(drafter, 8, **more), scheduling=scheduling)
 
 
 @functools.cache
@@ -103,6 +107,58 @@ def test_trees_that_c_grows_are_those_of_the_loop(params: SamplingParams, parts:
         grown.append([(g.token_ids, g.stats.drafted, g.stats.accepted, g.stats.draft_passes) for g in made])
     assert grown[0] == grown[1]
     assert any(drafted for _, drafted, _, _ in grown[0])
+
+
+class LeavesOut(OptTree):
+    """The second part drafts for no request with an even number of prompt tokens."""
+
+    def plan(self, requests: Sequence[Request], budgets: Sequence[Budget], other_tokens: int = 0) -> Plan:
+        plan = super().plan(requests, budgets, other_tokens)
+        plan.enabled, plan.left_out = (True, True), ((), [r for r in requests if r.prompt_length % 2 == 0])
+        return plan
+
+
+@pytest.mark.parametrize("grown_by_c", [True, False])
+@pytest.mark.parametrize("part", ["head", "model"])
+def test_a_part_drafts_for_no_request_that_it_leaves_out(part: str, grown_by_c: bool, folder: Path) -> None:
+    model = NativeModel(folder / "target.gguf", threads=2)
+    head = load_head(folder / "own", model)
+    assert isinstance(head, NativeHead)
+    source = ModelSource(model.twin(), 274) if part == "model" else EagleSource(head, 274)
+    drafter = TreeDrafter(LeavesOut(0.05), EnsembleSource((NgramSource(9), source)))
+    assert drafter._native is not None
+    if not grown_by_c:
+        drafter._native = None
+    made = Engine(model, Speculation(drafter, 8)).generate(PROMPTS, GREEDY)
+    assert [g.token_ids for g in made] == ar(folder, GREEDY)
+    drafts = [source.name in g.stats.drafters for g in made]
+    assert drafts == [len(prompt) % 2 == 1 for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize("grown_by_c", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_text_that_is_read_in_portions_is_drafted_from_as_one_read_whole(
+    kind: str, grown_by_c: bool, folder: Path
+) -> None:
+    """A head read any text in one pass, and other requests waited for that."""
+    trees = []
+    for reading in (None, 1):
+        model = NativeModel(folder / "target.gguf", threads=2)
+        head = load_head(folder / kind, model)
+        assert isinstance(head, NativeHead)
+        drafter = TreeDrafter(OptTree(0.05), EagleSource(head, 274))
+        assert drafter._native is not None
+        if not grown_by_c:
+            drafter._native = None
+        made = Engine(model, Speculation(drafter, 8))
+        request = begun(made.stepper, made.request(PROMPTS[3], GREEDY))
+        proposed = drafter.propose([request], [Budget(8)], reading=reading)
+        while not len(proposed[-1]):
+            proposed += drafter.propose([request], [Budget(8)], reading=reading)
+        made.stepper.close(request)
+        trees.append(proposed)
+    (whole,), (*portions, last) = trees
+    assert len(portions) > 3 and (last.tokens, last.parents) == (whole.tokens, whole.parents)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

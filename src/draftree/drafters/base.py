@@ -34,6 +34,7 @@ class Drafter:
             the distributions that children are drawn from in another.
         seconds: wall-clock seconds of the last proposal, and of learning from the outcomes before it.
         part_seconds: of these, what each of ``parts`` took; none where it is the only one.
+        part_passes: of ``passes``, those by each of ``parts``; none where it is the only one.
         policy: what shapes its trees; None: it drafts nothing.
         parts: names of the drafters that ``DraftTree.part`` tells apart, in the order of their numbers.
         learns: its predictions depend on other requests, so that drawn children would not repeat under the same seed.
@@ -43,6 +44,7 @@ class Drafter:
     passes: int = 0
     seconds: float = 0.0
     part_seconds: tuple[float, ...] = ()
+    part_passes: tuple[int, ...] = ()
     policy: GrowthPolicy | None = None
     parts: tuple[str, ...] = ("none",)
     learns: bool = False
@@ -254,8 +256,8 @@ class DraftSource(ABC):
         for source in self.sources:
             source.forget()
 
-    def enable(self, parts: Sequence[bool]) -> None:  # noqa: B027
-        """Which of its ``parts`` draft from now on."""
+    def enable(self, parts: Sequence[bool], left_out: Sequence[Sequence[Request]] = ()) -> None:  # noqa: B027
+        """Which of its ``parts`` draft from now on; for which requests of the next proposal each of them does not."""
 
     def settle(self, requests: Sequence[Request], grown: Sequence[Grown]) -> None:
         """The proposal's trees are finished: from now on node i of a tree is what was node ``numbers[i]``."""

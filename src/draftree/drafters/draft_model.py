@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import math
+from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -65,6 +66,27 @@ class RowSource(DraftSource):
         self.name, self._prefixes = self.model.capabilities.name, PrefixCache(self.model, 0)
         self._states: dict[Request, State] = {}
         self._outgrown = False  # some text was longer than its context
+        self._speed = 1.0  # tokens that it reads while the target reads one, about
+
+    def prepare(self, target: LanguageModel, prefixes: int = 0) -> None:
+        self._speed = max(1.0, target.capabilities.weights / max(1, self.model.capabilities.weights))
+
+    def read(self, request: Request, most: int) -> bool:
+        """Read the next tokens of its text, unless the last pass of all is small enough.
+
+        They are as many as it reads in the time in which the target reads ``most``.
+        """
+        if len(request.ids) >= self.model.capabilities.max_length:
+            return True
+        most, row = int(most * self._speed), self.opened(request).row
+        if len(request.ids) - 1 - row.length <= most or (self.model.most_read and not row.length):
+            return True  # where it reads the end of a text alone, no portion before that is read
+        self._read_on(request, row, most)
+        return False
+
+    @abstractmethod
+    def _read_on(self, request: Request, row: Row, count: int) -> None:
+        """Commit so many further tokens of its text."""
 
     def fit(self, request: Request, budget: Budget) -> Budget:
         """The part that lies within the model's context; the request's statistics, and once the log, name its end."""
@@ -119,30 +141,16 @@ class ModelSource(RowSource):
     once more, those above them first.
     """
 
-    _speed = 1.0
-    """Tokens that it reads while the target reads one, about."""
-
     def prepare(self, target: LanguageModel, prefixes: int = 0) -> None:
         """Keep so many rows, together with other sources of the model; share the target's threads."""
+        super().prepare(target, prefixes)
         self.model.share_threads(target)
-        self._speed = max(1.0, target.capabilities.weights / max(1, self.model.capabilities.weights))
         self._prefixes = shared_prefixes(self.model, prefixes)
 
-    def read(self, request: Request, most: int) -> bool:
-        """Read the next tokens of its text, as a chain, unless the last pass of all is small enough.
-
-        They are as many as it reads in the time in which the target reads ``most``.
-        """
-        if len(request.ids) >= self.model.capabilities.max_length:
-            return True
-        most = int(most * self._speed)
-        row = self.opened(request).row
-        if len(request.ids) - 1 - row.length <= most:
-            return True
+    def _read_on(self, request: Request, row: Row, count: int) -> None:
         self._drop([request])
-        self.extend([row], [Nodes.chain(request.ids[row.length : row.length + most], 0)])
-        self.model.commit(row, range(most))
-        return False
+        self.extend([row], [Nodes.chain(request.ids[row.length : row.length + count], 0)])
+        self.model.commit(row, range(count))
 
     def scorer(self, requests: Sequence[Request], coupled: bool) -> Scorer:
         """Drop what a failed step may have left behind; a new request's prompt is fed when its root is scored."""
@@ -307,14 +315,22 @@ def _mask(tokens: int, words: int) -> NDArray[np.uint32]:
 class EagleSource(RowSource):
     """Predicts by an EAGLE head. Its rows hold a request's tokens but the first, which has no hidden state before it.
 
-    It keeps no drafted node, and of ended requests no rows: what a head has read of a text, it reads again in one pass
-    of one layer.
+    It keeps no drafted node, and of ended requests no rows: what a head has read of a text, it reads again.
 
     Attributes:
         model: the head; the target tracks hidden states.
     """
 
     model: DraftHead = field()
+
+    def _read_on(self, request: Request, row: Row, count: int) -> None:
+        self.model.read([row], [request.ids[row.length + 1 :][:count]], [self.row_of(request)])
+
+    def row_of(self, request: Request) -> Row:
+        """The target's."""
+        if request.row is None:
+            raise CacheError("a draft head reads the target's hidden states: give it a request with an open row")
+        return request.row
 
     def scorer(self, requests: Sequence[Request], coupled: bool) -> Scorer:
         """A request's new tokens are fed when its root is scored."""
@@ -351,9 +367,7 @@ class _EagleScorer(ModelScorer):
             state.numbers = {ROOT: ROOT}
             rows.append(state.row)
             texts.append(request.ids[state.row.length + 1 :])
-            if request.row is None:
-                raise CacheError("a draft head reads the target's hidden states: give it a request with an open row")
-            targets.append(request.row)
+            targets.append(source.row_of(request))
             self._depths[b, ROOT] = 0
         scores = source.model.read(rows, texts, targets)
         source.own_passes += 1

@@ -38,20 +38,26 @@ class EnsembleSource(DraftSource):
     def __post_init__(self) -> None:
         self.name, self.sources = "+".join(part.name for part in self.parts), self.parts
         self._enabled: Sequence[bool] = [True] * len(self.parts)
+        self._left_out: Sequence[Sequence[Request]] = [()] * len(self.parts)
         self._limits: dict[Request, Sequence[float]] = {}  # how deep each part drafts for the requests of the proposal
 
-    def enable(self, parts: Sequence[bool]) -> None:
+    def enable(self, parts: Sequence[bool], left_out: Sequence[Sequence[Request]] = ()) -> None:
         """The others are not begun, and draft nothing."""
         self._enabled, self.seconds = list(parts), ()
+        self._left_out = left_out or [()] * len(self.parts)
 
     def read(self, request: Request, most: int) -> bool:
-        """By the parts that are enabled."""
-        return all([part.read(request, most) for part in compress(self.parts, self._enabled)])
+        """By the parts that draft for it."""
+        return all([part.read(request, most) for part in compress(self.parts, self._draft_for(request))])
+
+    def _draft_for(self, request: Request) -> list[bool]:
+        parts = zip(self._enabled, self._left_out, strict=True)
+        return [enabled and request not in others for enabled, others in parts]
 
     def fit(self, request: Request, budget: Budget) -> Budget:
-        """What the enabled part that can draft deepest can draft within."""
-        parts = zip(self.parts, self._enabled, strict=True)
-        depths = [fitted_depth(part, request, budget) if enabled else 0 for part, enabled in parts]
+        """What the part that can draft deepest for it can draft within."""
+        parts = zip(self.parts, self._draft_for(request), strict=True)
+        depths = [fitted_depth(part, request, budget) if drafts else 0 for part, drafts in parts]
         self._limits[request], deepest = depths, max(depths)
         return Budget(budget.nodes, budget.depth if deepest == math.inf else int(deepest))
 
@@ -65,6 +71,7 @@ class EnsembleSource(DraftSource):
 
     def settle(self, requests: Sequence[Request], grown: Sequence[Grown]) -> None:
         """Notify all parts; they have numbered the nodes of the trees that they drafted, and no others."""
+        self._left_out = [()] * len(self.parts)
         for number, part in enumerate(self.parts):
             part.settle(requests, [g if g.tree.part == number else NOTHING_GROWN for g in grown])
 

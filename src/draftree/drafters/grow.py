@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import compress
-from operator import attrgetter
+from operator import attrgetter, sub
 from typing import Any
 
 import numpy as np
@@ -71,10 +71,11 @@ class TreeDrafter(Drafter):
         self.name = self.name or self.source.name
         self.parts = (self.name,) if len(parts) == 1 else tuple(part.name for part in parts)
         self.learns = self.source.learns
-        self._sources = [self.source]
-        """All of them, down to the parts of its parts."""
-        for source in self._sources:
+        self._sources, self._part_of = [*parts], [*range(len(parts))]
+        """The parts, down to the parts of their parts; the part that each of them belongs to."""
+        for number, source in zip(self._part_of, self._sources, strict=False):
             self._sources += source.sources
+            self._part_of += [number] * len(source.sources)
         self._learning = 0.0
         """Seconds of learning since the last proposal."""
         self._plan: Plan | None = None
@@ -106,9 +107,9 @@ class TreeDrafter(Drafter):
 
         Where a draft model has no room nothing is drafted: the text is the same.
         """
-        began, passes = time.perf_counter(), sum(map(_own_passes, self._sources))
+        began, before = time.perf_counter(), [*map(_own_passes, self._sources)]
         trees = [DraftTree.empty()] * len(requests)
-        self._grown_natively, self.part_seconds = False, ()
+        self._grown_natively, self.part_seconds, self.part_passes = False, (), ()
         if self._plan is not None:
             self._plan = None
             self.source.forget()
@@ -125,14 +126,20 @@ class TreeDrafter(Drafter):
                 try:
                     if native and rule:
                         self._grown_natively = True
-                        trees = native.grow(requests, plan.budgets, rule, coupled, plan.enabled, reading)
+                        trees = native.grow(requests, plan, rule, coupled, reading)
                         plan.layers, self.part_seconds = native.layers, native.seconds
                     else:
                         trees = self._grown(plan, requests, coupled, reading, sampler(requests) if sampler else None)
                         self.part_seconds = tuple(self.source.seconds)
                 except CacheFullError as error:
                     self._give_up(requests, error)
-        self.passes = sum(map(_own_passes, self._sources)) - passes
+        passes = [*map(sub, map(_own_passes, self._sources), before)]
+        self.passes = sum(passes)
+        if self.part_seconds:
+            own = [0] * len(self.parts)
+            for number, count in zip(self._part_of, passes, strict=True):
+                own[number] += count
+            self.part_passes = tuple(own)
         self.seconds, self._learning = self._learning + time.perf_counter() - began, 0.0
         return trees
 
@@ -145,7 +152,7 @@ class TreeDrafter(Drafter):
         sampler: ChildSampler | None,
     ) -> list[DraftTree]:
         if plan.enabled is not None:
-            self.source.enable(plan.enabled)
+            self.source.enable(plan.enabled, plan.left_out)
         fits = list[Budget]()
         for request, budget in zip(requests, plan.budgets, strict=True):
             fit = self.source.fit(request, budget)

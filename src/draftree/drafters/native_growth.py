@@ -36,7 +36,7 @@ from ..models.native.native_head import NativeHead, NativeHeadRow
 from ..models.native.native_model import NativeModel, NativeRows
 from ..models.native.translations import Key
 from ..models.translated import TranslatedModel
-from ..policies.base import GrowthRule, PartRule, Trial
+from ..policies.base import GrowthRule, PartRule, Plan, Trial
 from ..request import Outcome, Request
 from ..sampling.warping import GOLDEN, mix
 from ..tree import DraftTree
@@ -123,28 +123,27 @@ class NativeGrowth:
     def grow(
         self,
         requests: Sequence[Request],
-        budgets: Sequence[Budget],
+        plan: Plan,
         rule: GrowthRule,
         coupled: bool,
-        enabled: Sequence[bool] | None,
         reading: int | None,
     ) -> list[DraftTree]:
-        """A tree for each request, within its budget.
+        """A tree for each request, within its budget of a plan.
 
         Args:
-            enabled: which parts draft; None: all.
             reading: see ``Drafter.propose``.
         """
         drafting, self._requests = self._drafting, requests
         drafting.make_room(len(requests))
-        self._set_rule(rule, enabled)
+        self._set_rule(rule, plan.enabled)
         drafting.coupled = coupled
         self._scorers.clear()
         self._tokens = [0] * len(self._parts)
         for translation in self._translations.values():
             translation.begin()
-        for at, (request, budget) in enumerate(zip(requests, budgets, strict=True)):
-            self._set_request(at, request, budget, reading)
+        left_out = [plan.left_out[number] for number in self._order] if plan.left_out else [()] * len(self._parts)
+        for at, (request, budget) in enumerate(zip(requests, plan.budgets, strict=True)):
+            self._set_request(at, request, budget, reading, left_out)
         for c_part, number, kind, part in zip(drafting.parts, self._order, self._kinds, self._parts, strict=True):
             if kind == BY_CALLER and c_part.enabled:
                 self._scorers[number] = part.scorer(requests, coupled)
@@ -183,16 +182,20 @@ class NativeGrowth:
         for at, source, _, _ in self._models:
             self._drafting.parts[at].outputs = source.vocab_size
 
-    def _set_request(self, at: int, request: Request, budget: Budget, reading: int | None) -> None:
+    def _set_request(
+        self, at: int, request: Request, budget: Budget, reading: int | None, left_out: Sequence[Sequence[Request]]
+    ) -> None:
         c_request, sources = self._drafting.requests[at], self._drafting.sources[at]
         most = min(budget.nodes, MOST_DEPTH if budget.depth is None else budget.depth)
         texts, drafting, deepest = self._read(request), list[DraftSource](), 0
         indexes = iter(texts)
-        for part, kind, source, rule in zip(self._parts, self._kinds, sources, self._drafting.parts, strict=True):
+        parts = zip(self._parts, self._kinds, sources, self._drafting.parts, left_out, strict=True)
+        for part, kind, source, rule, others in parts:
+            drafts = rule.enabled and request not in others
             if kind == BY_TEXT:
-                source.index, source.limit = next(indexes).index, rule.enabled and most
+                source.index, source.limit = next(indexes).index, most if drafts else 0
             else:
-                source.limit = int(min(fitted_depth(part, request, budget), MOST_DEPTH)) if rule.enabled else 0
+                source.limit = int(min(fitted_depth(part, request, budget), MOST_DEPTH)) if drafts else 0
                 if source.limit:
                     drafting.append(part)
             deepest = max(deepest, source.limit)

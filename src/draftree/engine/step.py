@@ -290,7 +290,8 @@ class Stepper:
         all_outcomes = dict[EngineRequest, Outcome]()
         for drafter, requests in groups:
             draft += drafter.seconds
-            cost = StepCost(len(feeds), drafter.seconds, verify, other, drafter.passes, drafter.part_seconds)
+            parts = drafter.part_seconds, drafter.part_passes
+            cost = StepCost(len(feeds), drafter.seconds, verify, other, drafter.passes, *parts)
             outcomes = list[Outcome]()
             for request in requests:
                 path, tokens = verdicts[request].path, verdicts[request].tokens

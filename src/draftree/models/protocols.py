@@ -117,8 +117,8 @@ class DraftHead(LanguageModel, Protocol):
 
         Args:
             rows: open rows.
-            texts: for each row the new tokens; none where its last token is scored again.
-            targets: for each row the target's, which holds all tokens before the last one.
+            texts: for each row its next tokens; none where its last token is scored again.
+            targets: for each row the target's, which holds all tokens before the last one of its text.
 
         Returns:
             scores after each row's last token.

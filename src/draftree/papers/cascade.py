@@ -226,7 +226,8 @@ class _Rounds:
         anchors = [(b, nodes[0]) for b, nodes in wanted.items()]
         plan = policy.plan([self._requests[b] for b in wanted], [self._budget(*anchor) for anchor in anchors])
         if plan.enabled is not None:
-            lower.enable(plan.enabled)
+            left_out = plan.left_out or [()] * len(plan.enabled)  # what fits was settled for the whole proposal
+            lower.enable([on and not others for on, others in zip(plan.enabled, left_out, strict=True)])
         trees = [grown.tree for grown in grow(_TrieScorer(self._lower.predict, self.tries, anchors), policy, plan)]
         proposals = [self.tries[b].nodes_of(tree, anchor) for (b, anchor), tree in zip(anchors, trees, strict=True)]
         unscored = list[TrieNode]()
@@ -325,7 +326,7 @@ class CascadeSource(DraftSource):
         self.policy.prepare(self.upper.model, self.lower.parts or (self.lower,))
 
     def open(self, request: Request) -> None:
-        request.stats.figures[STAGES] = [StageStats(name) for name in self.stage_names]
+        request.stats.figures.setdefault(STAGES, [StageStats(name) for name in self.stage_names])  # once it was paused
         super().open(request)
 
     def fit(self, request: Request, budget: Budget) -> Budget:

@@ -24,8 +24,9 @@ from ..models.base import Capabilities, LanguageModel
 from ..models.cost_profile import Profile, profile_of
 from ..request import Outcome, Request
 from ..tree import ROOT
+from .accounts import AutoSettings
 from .base import NO_CANDIDATES, Child, Frontier, GrowthPolicy, GrowthRule, PartRule, Plan, Pool, SourceInfo, Trial
-from .gain import AutoSettings, Price, Record, Selection, Trust
+from .gain import Price, Record, Selection, Trust
 from .live_costs import CONTEXT_STEP, ARPass, CostModel
 from .report import Report
 
@@ -147,13 +148,17 @@ class AutoTree(GrowthPolicy):
         ar = self._ar = ARPass(longest // CONTEXT_STEP * CONTEXT_STEP, batch, batch + other_tokens)
         nodes = [*map(attrgetter("nodes"), budgets)]
         curve = self._costs.curve(min(sum(nodes), max(*nodes, MOST_NODES)), ar)
-        price = self._selection.choose(requests, curve, ar)
+        price = self._selection.choose(requests, curve, ar, self._costs.alone(ar) if other_tokens else None)
         self._rest = 0 if any(price.enabled) else _REST - 1
         if self._costs.wants_ar:
             price = price._replace(enabled=(False,) * len(price.enabled))
         drafts = any(price.enabled) and {*map(attrgetter("depth"), budgets)} != {0}
         within = budgets if drafts else [Budget(0, budget.depth) for budget in budgets]
-        return AutoPlan(within, price.enabled, price=price)
+        if price.left_out:
+            parts = [*zip(price.enabled, price.left_out, strict=True)]
+            drafted = [any([on and request not in others for on, others in parts]) for request in requests]
+            within = [b if drafts else Budget(0, b.depth) for b, drafts in zip(within, drafted, strict=True)]
+        return AutoPlan(within, price.enabled, price.left_out, price=price)
 
     def rule(self, plan: Plan) -> GrowthRule | None:
         price = cast(AutoPlan, plan).price

@@ -106,6 +106,7 @@ class Plan:
     Attributes:
         budgets: [B] to draft within; a drafter narrows them to what its source can draft.
         enabled: which of the drafters of ``GrowthPolicy.prepare`` draft; None: all.
+        left_out: of each of these, requests for which it does not; empty: there are none.
         requests: [B] that it is for.
         layers: that were sought, where C grew the trees by ``GrowthPolicy.rule``.
         trials: what C found of their outcomes; None: the policy's own methods grew them.
@@ -113,6 +114,7 @@ class Plan:
 
     budgets: Sequence[Budget]
     enabled: Sequence[bool] | None = None
+    left_out: Sequence[Sequence[Request]] = ()
     requests: Sequence[Request] = ()
     layers: int = 0
     trials: Sequence[Trial] | None = None

@@ -4,22 +4,21 @@ Tokens and seconds are counted in passes of AR decoding over all requests: a pas
 has an account: the tokens of its trees that were accepted, less what drafting and verifying them took. While it has
 credit it drafts; without any it pauses, and is tried again. So what it may lose is bounded (``AutoSettings``). A model
 that must read a prompt first has a second account of that (``PromptAccount``): it reads where what it has lately gained
-a step pays for that in an answer.
+a step pays for that in an answer, and drafts for the requests whose prompts it reads.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import compress
 from operator import attrgetter
 from typing import NamedTuple
 
-from ..config import Checked, Count, LearningRate, Positive
 from ..models.cost_profile import Profile
 from ..request import Outcome, Request
+from .accounts import Account, Answers, AutoSettings, PromptAccount
 from .base import Candidates, SourceInfo, Trial
 from .live_costs import MOST_COSTS, ARPass, Curve
 
@@ -32,127 +31,11 @@ _READS = 32
 _MOST = 4.0
 """A proposal counts as at most so many times its expected seconds, so that a stall of the machine is no cost."""
 
-_EARNED = 2
-"""Credits that the account of reading prompts holds at most, and owes at most: a prompt may take more than one."""
-
-
-@dataclass(frozen=True, slots=True)
-class AutoSettings(Checked):
-    """What ``auto`` starts with and how fast it learns; docs/how-it-works/auto.md has what chose each number.
-
-    Attributes:
-        credit: AR passes that a drafter may lose before it is off, and as many by reading prompts for nothing.
-        again: that it may lose each time it is tried again.
-        pause, longest: steps until it is tried again, twice as many each time up to the longest. Once it has gained
-            all of its credit, the first pause counts again. Reading prompts may lose what one try does, each
-            ``longest`` steps.
-        keep: share of what steps have shown that each further one leaves.
-        prior: steps that the assumptions before the first one count as.
-        onward: of these, how often first candidates are right.
-        text_layer, model_layer: seconds of a layer that texts give, and of one beside its model's pass in a loop of its
-            own, before any is measured.
-    """
-
-    credit: Positive = 4.0
-    again: Positive = 1.0
-    pause: Count = 8
-    longest: Count = 128
-    keep: LearningRate = 0.99
-    prior: Positive = 10.0
-    onward: LearningRate = 0.6
-    text_layer: Positive = 1e-4
-    model_layer: Positive = 5e-4
-
 
 def may_pay(target: Profile, drafter: Profile) -> bool:
     """Whether three layers of a draft model, of which two tokens are accepted, cost less than two AR passes."""
     ar = target.seconds(1, CONTEXT)
     return target.seconds(4, CONTEXT) - ar + 3 * drafter.seconds(LAYER_NODES, CONTEXT) < 2 * ar
-
-
-class Account:
-    """AR passes that a drafter may still lose; without any it pauses.
-
-    Attributes:
-        balance: what it has gained and not spent, within the credit.
-        pausing: steps until it is tried again; 0: it may draft.
-    """
-
-    def __init__(self, settings: AutoSettings, share: float) -> None:
-        self._settings, self._share, self.pausing, self._pause = settings, share, 0, settings.pause
-        self.balance = share * settings.credit
-
-    def add(self, passes: float) -> None:
-        """A step gained so many AR passes, or lost them."""
-        settings, credit = self._settings, self._share * self._settings.credit
-        self.balance = min(credit, self.balance + passes)
-        if self.balance == credit:
-            self._pause = settings.pause
-        elif self.balance <= 0:
-            self.balance, self.pausing = self._share * settings.again, self._pause
-            self._pause = min(2 * self._pause, settings.longest)
-
-
-class Answers:
-    """How long answers are.
-
-    Attributes:
-        length: mean tokens of those so far; infinite before the first has ended.
-    """
-
-    def __init__(self, keep: float) -> None:
-        self._keep, self.length, self._begun, self._written = keep, math.inf, 0.0, 0.0
-
-    def begin(self, answers: int) -> None:
-        """Count so many new answers; ``length`` is that of the earlier ones."""
-        if answers and self._begun:
-            self.length = self._written / self._begun
-        for _ in range(answers):
-            self._begun, self._written = self._keep * self._begun + 1, self._keep * self._written
-
-    def write(self, tokens: int) -> None:
-        """Count the tokens of a step."""
-        self._written += tokens
-
-
-class PromptAccount:
-    """What one drafter gains a step, and what it may still lose by reading prompts: by long ones and short ones apart.
-
-    Where a long prompt was read for nothing, a short one may still pay: prompts that take at most 1, 2, 4, ...
-    AR passes to read have a balance each, to which the steps until another prompt count.
-
-    Args:
-        credit: AR passes that it may lose at first.
-        allowance: that it may lose more with each step without it.
-        keep: share of what steps have shown that each further one leaves.
-        prior: steps that the assumption before the first one counts as.
-    """
-
-    def __init__(self, credit: float, allowance: float, keep: float, prior: float) -> None:
-        self._credit, self._allowance, self._keep, self._prior = credit, allowance, keep, prior
-        self._balances, self._size = dict[int, float](), 0
-        self._gained = self._steps = 0.0
-
-    def may_read(self, reading: float, left: float, assumed: float) -> bool:
-        """Whether reading, which takes so many AR passes, pays in ``left`` tokens.
-
-        ``assumed``: AR passes that a step gains, before any has shown it.
-        """
-        self._size = max(0, math.ceil(math.log2(reading)))
-        gain = max(0.0, (self._prior * assumed + self._gained) / (self._prior + self._steps))
-        return self._balances.get(self._size, self._credit) > 0 and left * gain > (1 + gain) * reading
-
-    def add(self, gained: float, reading: float) -> None:
-        """It drafted in a step that gained so many AR passes, beside what reading took."""
-        self._gained, self._steps = self._keep * self._gained + gained, self._keep * self._steps + 1
-        most, balance = _EARNED * self._credit, self._balances.get(self._size, self._credit)
-        self._balances[self._size] = max(-most, min(most, balance + gained - reading))
-
-    def rest(self) -> None:
-        """A step without it is over: what is assumed counts again, in the end."""
-        self._gained, self._steps = self._keep * self._gained, self._keep * self._steps
-        balance = self._balances.get(self._size, self._credit)
-        self._balances[self._size] = max(balance, min(self._credit, balance + self._allowance))
 
 
 class Record:
@@ -165,8 +48,8 @@ class Record:
 
     Attributes:
         on: it drafts in the step that was begun last.
+        left_out: requests of that step for which it does not: reading their texts does not pay.
         layer: seconds of drafting one layer in that step.
-        reading: seconds in which a model reads much of a text first, so that measured ones are not those of layers.
         steps, tokens, seconds: how often it drafted, accepted tokens of its trees, what drafting took.
         token: what drafting and verifying a token of each request takes over what an AR pass takes for as many tokens,
             when that was settled last.
@@ -182,11 +65,15 @@ class Record:
         profile: Profile | None = None,
     ) -> None:
         self.source, self._profiles = source, profiles or {}
-        self.on, self.layer, self.reading = True, 0.0, 0.0
+        self.on, self.layer, self.left_out = True, 0.0, list[Request]()
+        self._begun = dict[Request, float]()  # texts that it has begun to read -> AR passes of all that was unread
+        self._reading = dict[Request, float]()  # those that it reads in that step -> seconds of what is unread
+        self._waiting = list[Request]()  # requests left out, and once the step is over those whose texts it reads on
         self.steps, self.tokens, self.seconds, self.token = 0, 0.0, 0.0, 0.0
         self._scale = 1.0  # seconds of a layer over what is assumed
         self._beside = settings.model_layer if profile else settings.text_layer
         self._pass = lru_cache(MOST_COSTS)(profile.seconds) if profile else None
+        self._most_read = source.model.most_read if source and source.model else None
         self._proposals = 0
         self._settings, self._accounts = settings, dict[int, tuple[Account, PromptAccount]]()
         self.drafting, self.prompts = self._account(0)
@@ -202,15 +89,15 @@ class Record:
         credit, allowance = share * settings.credit, share * settings.again / settings.longest
         return Account(settings, share), PromptAccount(credit, allowance, settings.keep, settings.prior)
 
-    def settle(self, requests: Sequence[Request], left: float, curve: Curve, ar: ARPass) -> None:
-        """Decide whether it drafts for requests, of which one has about ``left`` tokens to go."""
-        self.reading = 0.0
-        if self.source and self._profiles:
-            for request in requests:
-                for model, tokens in self.source.unread(request):
-                    if tokens > _READS:
-                        self.reading += self._profiles[id(model)].seconds(tokens, tokens)
-        layer = self._beside + (self._pass(LAYER_NODES, ar.context, ar.batch) if self._pass else 0.0)
+    def settle(
+        self, requests: Sequence[Request], left: float, curve: Curve, ar: ARPass, alone: float | None = None
+    ) -> None:
+        """Decide whether it drafts, and for which of these requests, whose answers have about ``left`` tokens.
+
+        ``alone``: seconds of the AR pass without the tokens of other requests; None: it has none.
+        """
+        context = min(ar.context, self._most_read or ar.context)
+        layer = self._beside + (self._pass(LAYER_NODES, context, ar.batch) if self._pass else 0.0)
         layer *= self._scale
         ar_pass, nodes = curve.seconds[0], min(ar.batch, len(curve.below) - 1)
         self.token = (layer + curve.below[nodes] - ar_pass) / ar_pass * ar.tokens / nodes
@@ -218,9 +105,48 @@ class Record:
             self._accounts[size] = self._account(size)
         self.drafting, self.prompts = self._accounts[size]
         self.on = self.token < 1 and not self.drafting.pausing  # were each first token right, it would pay
-        if self.on and self.reading:
-            self.on = self.prompts.may_read(self.reading / ar_pass, left, self._settings.onward - self.token)
+        self._reading, self._waiting = {}, []
+        if self._begun:
+            self._begun = {request: whole for request, whole in self._begun.items() if request in requests}
+        if self.on and self._profiles:
+            self._choose_texts(requests, left, alone or ar_pass)
+            self.on = len(self._waiting) < len(requests)
+        self.left_out = self._waiting[:]
         self.layer = self.on * layer
+
+    def _choose_texts(self, requests: Sequence[Request], left: float, ar_pass: float) -> None:
+        """Choose which texts it reads. One that it has begun needs no credit, as long as the rest of it pays."""
+        assumed, unread = self._settings.onward - self.token, {r: s for r in requests if (s := self._unread(r))}
+        promised = sum([unread.get(request, 0.0) for request in self._begun]) / ar_pass
+        begun, self._begun = self._begun, {}
+        for request, seconds in unread.items():
+            passes = seconds / ar_pass
+            steps = min(left, request.tokens_left) / len(requests)
+            pays = self.prompts.pays(passes, steps, assumed)
+            if pays and (request in begun or self.prompts.may_begin(passes, promised)):
+                self._reading[request], self._begun[request] = seconds, begun.get(request, passes)
+            else:
+                self._waiting.append(request)
+
+    def _unread(self, request: Request) -> float:
+        """Seconds of what its models have yet to read of a text, unless that is little."""
+        if self.source is None:
+            return 0.0
+        unread = [(self._profiles[id(model)], tokens) for model, tokens in self.source.unread(request)]
+        return sum([profile.seconds(tokens, tokens) for profile, tokens in unread if tokens > _READS])
+
+    def read(self, ar_pass: float) -> bool:
+        """Count what it read of texts in the step that is over; if it did, measured seconds are not those of layers."""
+        for request, seconds in self._reading.items():
+            rest = self._unread(request)
+            self.prompts.spend(self._begun[request], max(0.0, seconds - rest) / ar_pass)
+            if rest:
+                self._waiting.append(request)
+        return bool(self._reading)
+
+    def drafts_for(self, requests: Sequence[Request]) -> int:
+        """How many of these requests of the step that is over it drafted for, wherever it knew what to draft."""
+        return sum([request not in self._waiting for request in requests])
 
     def rest(self) -> None:
         """A step without it is over: where its layers were too dear, what is assumed counts again, in the end."""
@@ -230,8 +156,15 @@ class Record:
             self._scale += (1 - self._settings.keep) * (1 - self._scale)
         self.prompts.rest()
 
+    @property
+    def has_model(self) -> bool:
+        """A model makes a pass for each layer."""
+        return self._pass is not None
+
     def measure(self, seconds: float, layers: int) -> float:
         """Drafting so many layers took so many seconds; those of them that count."""
+        if not layers:
+            return seconds
         expected = (layers + 1) * self.layer  # it reads what was committed, too
         self._proposals += 1
         counted = seconds / expected
@@ -247,16 +180,20 @@ class Price(NamedTuple):
 
     Attributes:
         ar: the pass without drafts.
+        alone: seconds of that without the tokens of other requests.
         curve: seconds of verifying.
         rate: tokens a second that the step must yield.
         enabled: [D] which drafters draft.
+        left_out: [D] requests for which each does not; empty: there are none.
         layers: [D] seconds of one layer by each, 0 if it does not draft.
     """
 
     ar: ARPass
+    alone: float
     curve: Curve
     rate: float
     enabled: tuple[bool, ...]
+    left_out: Sequence[Sequence[Request]]
     layers: tuple[float, ...]
 
 
@@ -273,14 +210,15 @@ class Selection:
         self._tokens = self._passes = settings.prior
         self._answers = Answers(settings.keep)
 
-    def choose(self, requests: Sequence[Request], curve: Curve, ar: ARPass) -> Price:
-        """Settle which drafters draft, and what they cost."""
+    def choose(self, requests: Sequence[Request], curve: Curve, ar: ARPass, alone: float | None = None) -> Price:
+        """Settle which drafters draft, and what they cost (``Record.settle``)."""
         self._answers.begin([request.stats.steps for request in requests].count(0))
-        left = min(self._answers.length, max([request.tokens_left for request in requests]))
         for record in self.records:
-            record.settle(requests, left, curve, ar)
+            record.settle(requests, self._answers.length, curve, ar, alone)
         enabled, layers = zip(*map(attrgetter("on", "layer"), self.records), strict=True)
-        return Price(ar, curve, ar.tokens * self.pace / curve.seconds[0], enabled, layers)
+        left_out = [record.left_out for record in self.records]
+        rate = ar.tokens * self.pace / curve.seconds[0]
+        return Price(ar, alone or curve.seconds[0], curve, rate, enabled, left_out if any(left_out) else (), layers)
 
     def learn(self, price: Price, layers: int, nodes: int, outcomes: Sequence[Outcome]) -> float:
         """A step is over; returns the AR passes that it took, at the speed of the profile.
@@ -289,33 +227,41 @@ class Selection:
         """
         tokens, ar, verify = price.ar.tokens, price.curve.seconds[0], price.curve.seconds[nodes]
         drafters, cost, total = len(self.records), outcomes[0].step, verify
-        gained, drafted, alone, taken = [0] * drafters, [0] * drafters, False, 0
+        gained, drafted, alone, taken = [0] * drafters, [0] * drafters, list[Request](), 0
         for outcome in outcomes:
             size, part = len(outcome.tree.tokens), outcome.tree.part
-            alone |= not size
+            if not size:
+                alone.append(outcome.request)
             drafted[part] += size
             gained[part] += len(outcome.path[: outcome.taken - 1])
             taken += outcome.taken
         # what a drafter took: its own seconds, and its part of those of growing and learning
         part_seconds = cost.drafters or [cost.draft / drafters] * drafters
-        busy = [on and seconds > 0 for on, seconds in zip(price.enabled, part_seconds, strict=True)]
+        passes = cost.drafters_passes or [layers] * drafters
+        read = any([record.read(price.alone) for record in compress(self.records, price.enabled)])
+        requests = [outcome.request for outcome in outcomes]
+        shares = [record.drafts_for(requests) / len(requests) for record in self.records]
+        drafting = [on and share > 0 for on, share in zip(price.enabled, shares, strict=True)]
+        busy = [on and seconds > 0 for on, seconds in zip(drafting, part_seconds, strict=True)]
         scale, rest = verify / max(cost.verify, 1e-9), max(0.0, cost.draft - sum(part_seconds)) / max(1, sum(busy))
-        read = any(map(attrgetter("reading"), compress(self.records, price.enabled)))
         for number, record in enumerate(self.records):
             took = 0.0
             if busy[number]:
-                took = layers * record.layer if read else record.measure((part_seconds[number] + rest) * scale, layers)
+                made = passes[number] if record.has_model else layers
+                took = made * record.layer if read else record.measure((part_seconds[number] + rest) * scale, made)
                 total += took
-            asked = drafted[number] or (busy[number] and record._pass is not None)  # another may have drafted after it
-            if not price.enabled[number] or not (alone or asked):
-                record.rest()
+            asked = drafted[number] or (busy[number] and record.has_model)  # another may have drafted after it
+            asked = asked or record.drafts_for(alone)
+            if not price.enabled[number] or not asked:
+                if shares[number] or not price.enabled[number]:  # otherwise it reads
+                    record.rest()
                 continue
             shared = max(0.0, verify - ar) * drafted[number] / max(1, nodes)
             record.steps, record.tokens = record.steps + 1, record.tokens + gained[number] / tokens
             record.seconds += took
             value = gained[number] / tokens - (took + shared) / ar
             record.drafting.add(value)
-            record.prompts.add(value, record.reading / ar)
+            record.prompts.add(value, shares[number])
         self._learn(taken, (taken + tokens - price.ar.batch) / tokens, total / ar)
         return total / ar
 

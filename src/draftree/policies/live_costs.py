@@ -105,6 +105,10 @@ class CostModel:
         """Of up to ``nodes`` nodes, at the speed that AR passes have."""
         return self._kept(nodes, ar, self._drifts(ar.tokens.bit_length(), (ar.tokens + nodes - 1).bit_length()))
 
+    def alone(self, ar: ARPass) -> float:
+        """Seconds of an AR pass without the tokens of other requests."""
+        return self._seconds(1.0, ar.context, ar.batch)
+
     def _drifts(self, first: int, last: int) -> tuple[int, ...]:
         """Log-ratios of passes over drafted nodes of these classes to their profile, less that of AR passes to theirs.
 

@@ -12,9 +12,10 @@ from typing import cast
 from draftree.config import Budget
 from draftree.drafters.grow import grow
 from draftree.models.cost_profile import Point, Profile
+from draftree.policies.accounts import AutoSettings
 from draftree.policies.auto import AutoTree
 from draftree.policies.base import GrowthPolicy, SourceInfo
-from draftree.policies.gain import AutoSettings, Record
+from draftree.policies.gain import Record
 from draftree.request import Outcome, StepCost
 from draftree.tree import ROOT, DraftTree
 
@@ -75,7 +76,7 @@ class Reader:
     name = "reader"
 
     def __init__(self, answers: Answers, layer: float) -> None:
-        self.model, self.models, self.left = self, (self,), {0: 0}
+        self.model, self.models, self.left, self.most_read = self, (self,), {0: 0}, None
         sizes, seconds = (1, 2, 10_002), (layer, layer, layer + 10_000 * answers.token)
         self.costs = Profile(ME, (Point(1, 64, sizes, tuple(PASS * each for each in seconds)),))
 

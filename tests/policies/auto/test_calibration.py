@@ -7,8 +7,9 @@ from random import Random
 
 import pytest
 
+from draftree.policies.accounts import AutoSettings
 from draftree.policies.base import Candidates
-from draftree.policies.gain import AutoSettings, Trust
+from draftree.policies.gain import Trust
 
 
 def says(probability: float) -> Candidates:

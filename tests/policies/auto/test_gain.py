@@ -9,8 +9,9 @@ from typing import cast
 import pytest
 
 from draftree.models.cost_profile import Point, Profile
+from draftree.policies.accounts import AutoSettings
 from draftree.policies.base import SourceInfo
-from draftree.policies.gain import AutoSettings, Record, Selection, may_pay
+from draftree.policies.gain import Record, Selection, may_pay
 from draftree.policies.live_costs import ARPass, Curve
 from draftree.request import Outcome, StepCost
 from draftree.tree import DraftTree
@@ -112,22 +113,25 @@ def test_one_that_is_asked_and_leaves_the_draft_to_another_pays_for_its_pass() -
 
 
 class Reads:
-    """A drafter whose model reads so many tokens before it drafts for a request."""
+    """A drafter whose model reads so many tokens before it drafts for a request, or what ``left`` says of it."""
 
     name = "reads"
 
-    def __init__(self, tokens: int) -> None:
-        self.model, self.models, self._tokens = self, (self,), tokens
+    def __init__(self, tokens: int, most_read: int | None = None) -> None:
+        self.model, self.models, self._tokens, self.left = self, (self,), tokens, dict[object, int]()
+        self.most_read = most_read
 
     def unread(self, request: object) -> list[tuple[object, int]]:
-        return [(self, self._tokens)]
+        return [(self, self.left.get(request, self._tokens))]
+
+    def record(self) -> Record:
+        """Its model takes 0.1 s a layer, and 10 ms for each token of a text."""
+        costs = Profile(ME, (Point(1, 64, (1, 2, 1001), (0.1, 0.1, 10.0)),))
+        return Record(SETTINGS, cast(SourceInfo, self), {id(self): costs}, costs)
 
 
 def reader(tokens: int) -> Record:
-    """Its model takes 0.1 s a layer, and 10 ms for each token of a text."""
-    costs = Profile(ME, (Point(1, 64, (1, 2, 1001), (0.1, 0.1, 10.0)),))
-    source = Reads(tokens)
-    return Record(SETTINGS, cast(SourceInfo, source), {id(source): costs}, costs)
+    return Reads(tokens).record()
 
 
 @pytest.mark.parametrize(("left", "reads"), [(3, False), (300, True)])
@@ -143,10 +147,102 @@ def test_prompts_are_read_for_nothing_only_as_long_as_there_is_credit() -> None:
         record.settle([Fake()], 100, FLAT, ARPass(64, 1, 1))
         read += record.on
         if record.on:
-            record.prompts.add(0.0, 2.0)
+            record.prompts.spend(2.1, 2.0)
+            record.prompts.add(0.0)
         for _ in range(10):
             record.rest()
     assert 4 <= read <= (SETTINGS.credit + 3000 * SETTINGS.again / SETTINGS.longest) / 2.0 + 1
+
+
+def test_a_prompt_that_is_read_in_portions_is_paid_for_once_and_read_to_its_end() -> None:
+    """All that was left of it was charged with each portion, so that its reading was given up after the first one."""
+    source, request, none = Reads(0), Fake(), DraftTree.empty()
+    record = source.record()
+    selection = selected(record)
+    for portion in range(20):
+        source.left[request] = 2000 - 100 * portion
+        price = selection.choose([request], FLAT, ARPass(64, 1, 1))
+        assert price.enabled == (True,) and not price.left_out
+        source.left[request] -= 100
+        selection.learn(price, 1, 0, [Outcome(request, none, [], [1], 1, StepCost(1, 0.0, 1.0, 0.0, 0))])
+    before = record.prompts.balance(20.0)
+    assert before == pytest.approx(-2 * SETTINGS.credit), "it owes what it may owe at most"
+    other = Fake()
+    source.left[other] = 2000
+    assert selection.choose([other], FLAT, ARPass(64, 1, 1)).enabled == (False,), "there is no credit for another one"
+    source.left[other] = 40
+    assert selection.choose([other], FLAT, ARPass(64, 1, 1)).enabled == (True,)
+
+
+def test_reading_costs_as_much_beside_the_prompts_of_others() -> None:
+    """It was compared with a pass over these too, beside which a prompt that did not pay was soon read."""
+    record = reader(900)
+    for seconds in (1.0, 20.0):
+        request, curve = Fake(), Curve([seconds] * 9, [seconds] * 9)
+        request.limit = 20
+        record.settle([request], 100, curve, ARPass(64, 1, 1 + int(seconds)), 1.0)
+        assert not record.on and record.left_out == [request]
+
+
+def test_prompts_that_come_while_others_are_read_wait_for_credit() -> None:
+    """Each began as long as little of the ones before was read, and none needed credit after that."""
+    source, requests = Reads(0), [Fake() for _ in range(3)]
+    record, none = source.record(), DraftTree.empty()
+    selection, begun = selected(record), 0
+    for count in (1, 2, 3):
+        source.left[requests[count - 1]] = 2000
+        price = selection.choose(requests[:3], FLAT, ARPass(64, 3, 3))
+        begun = 3 - len(price.left_out[0]) if price.left_out else 3
+        for request in requests[:3]:
+            source.left[request] = max(0, source.left.get(request, 0) - 10)
+        cost = StepCost(3, 0.0, 1.0, 0.0, 0)
+        selection.learn(price, 1, 0, [Outcome(request, none, [], [1], 1, cost) for request in requests])
+    assert begun == 1
+
+
+def test_a_prompt_that_is_not_worth_reading_keeps_no_others_from_being_drafted_for() -> None:
+    source, long, short = Reads(0), Fake(), Fake()
+    source.left = {long: 900, short: 0}
+    long.limit, record = 20, source.record()
+    selection = selected(record)
+    price = selection.choose([long, short], FLAT, ARPass(64, 2, 2))
+    assert price.enabled == (True,) and price.left_out == [[long]]
+    cost = StepCost(2, 0.1, 1.0, 0.0, 1)
+    outcomes = [
+        Outcome(long, DraftTree.empty(), [], [1], 1, cost),
+        Outcome(short, chain_tree([1] * 4), [0, 1, 2], [1] * 4, 4, cost),
+    ]
+    selection.learn(price, 1, 4, outcomes)
+    credit = pytest.approx(SETTINGS.credit / 2**0.5)
+    assert record.steps == 1 and record.prompts.balance(9.0) == credit != record.prompts.balance(1.0)
+    source.left[short] = 900
+    short.limit = 20
+    assert selection.choose([long, short], FLAT, ARPass(64, 2, 2)).enabled == (False,), "nor is that of the other one"
+
+
+def test_a_model_that_reads_the_end_of_a_text_costs_what_it_does_behind_that() -> None:
+    """What passes behind a long text take was charged for ones that read a part of it, so that none were tried."""
+    points = [Point(1, context, (1, 9), (0.1, 0.1 + context / 1e4)) for context in (64, 8192)]
+    costs, layers = Profile(ME, tuple(points)), list[float]()
+    for most_read in (None, 64):
+        source = Reads(0, most_read)
+        record = Record(SETTINGS, cast(SourceInfo, source), {id(source): costs}, costs)
+        for context in (64, 8192):
+            record.settle([Fake()], 100, Curve([9.0] * 9, [9.0] * 9), ARPass(context, 1, 1))
+            layers.append(record.layer)
+    assert layers[0] == layers[2] == layers[3] < layers[1]
+
+
+def test_a_layer_takes_what_the_models_own_passes_took_whatever_another_drafted() -> None:
+    """Where lookup drafted sixteen layers beside a model's one, the model's seemed to take a sixteenth."""
+    text, model = Record(SETTINGS), layer(0.2)
+    selection, request = selected(text, model), Fake()
+    for _ in range(9):
+        price = selection.choose([request], FLAT, ARPass(64, 1, 1))
+        cost = StepCost(1, 0.4, 1.0, 0.0, 1, (1e-4, 0.4), (0, 1))
+        outcome = Outcome(request, chain_tree([1] * 4), [0, 1], [1] * 3, 3, cost)
+        selection.learn(price, 16, 4, [outcome])
+    assert model.layer == pytest.approx(0.2, rel=0.05)
 
 
 def test_beside_prompts_of_others_a_drafted_token_gains_less() -> None:

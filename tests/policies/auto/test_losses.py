@@ -9,10 +9,10 @@ import pytest
 
 from draftree.config import Budget
 from draftree.models.cost_profile import Point, Profile
+from draftree.policies.accounts import AutoSettings
 from draftree.policies.auto import AutoTree
 from draftree.policies.base import GrowthPolicy, Plan
 from draftree.policies.fixed import StaticTree
-from draftree.policies.gain import AutoSettings
 from draftree.request import Request
 
 from .simulated import NOISE, PASS, Answers, Decoded, Kind, Noise, Shape, decode, decode_answers, profile

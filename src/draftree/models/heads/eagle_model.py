@@ -136,10 +136,10 @@ class HeadModel(LanguageModel):
     @torch.inference_mode()
     def read(self, rows: Sequence[Row], texts: Sequence[Sequence[int]], targets: Sequence[Row]) -> Scores:
         none = self._zeros(0, self.network.sizes[1])
-        features = [
-            feature_row(target).last_features(len(text), self.features) if len(text) else none
-            for text, target in zip(texts, targets, strict=True)
-        ]
+        features = list[Tensor]()
+        for row, text, target in zip(rows, texts, targets, strict=True):
+            new = feature_row(target).last_features(target.length - row.length, self.features) if len(text) else none
+            features.append(new[: len(text)])
         return self.advance([*map(self.checked, rows)], texts, features)
 
     def _timed(self, scores: HeadScores, began: float) -> HeadScores:
