@@ -75,6 +75,26 @@ def test_the_head_for_these_very_weights_comes_first_and_that_of_others_last(
     assert (head_for(target), head_for(quantized)) == (shipped, own)
 
 
+def test_the_head_for_these_very_weights_is_found_by_any_name_of_their_file(
+    target: NativeModel, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before one that ships, and before one for other weights whose folder comes first in the alphabet."""
+    quantized = model(tmp_path / "a.gguf", weights="Q8_0")
+    save(target, tmp_path / "shipped")
+    monkeypatch.setattr(head_folder, "shipped", lambda pattern: [tmp_path / "shipped"])
+    heads = {path: save(model, own_head_for(model)) for path, model in (("a model", target), ("a", quantized))}
+    for path, head in heads.items():
+        renamed = NativeModel(shutil.copy(tmp_path / f"{path}.gguf", tmp_path / "z.gguf"), threads=1)
+        assert head_for(renamed) == own_head_for(renamed) == head
+    assert len(own_heads.own_heads()) == 2
+
+
+def test_a_training_that_was_left_hides_no_head_for_the_same_weights(target: NativeModel, data: Path) -> None:
+    (data / f"a-{target.capabilities.fingerprint}" / "work").mkdir(parents=True)
+    folder = save(target, data / f"b-{target.capabilities.fingerprint}")
+    assert head_for(target) == folder
+
+
 def test_a_head_without_a_sample_of_its_target_is_for_its_very_weights(target: NativeModel, tmp_path: Path) -> None:
     """Heads of the kind EAGLE-3 have none, and models of one family have equal sizes."""
     folder = save(target, own_head_for(target))
@@ -82,6 +102,7 @@ def test_a_head_without_a_sample_of_its_target_is_for_its_very_weights(target: N
     del tensors["target_sample"]
     save_file(tensors, folder / WEIGHTS)
     assert head_for(target) == folder
+    assert head_for(NativeModel(shutil.copy(tmp_path / "a model.gguf", tmp_path / "z.gguf"), threads=1)) == folder
     assert (
         head_for(model(tmp_path / "other.gguf", seed=1)) is head_for(model(tmp_path / "q.gguf", weights="Q8_0")) is None
     )

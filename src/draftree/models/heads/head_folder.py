@@ -54,7 +54,7 @@ from .head_format import (
     tensor_shapes,
     vocabulary_in,
 )
-from .own_heads import own_head_for, own_heads
+from .own_heads import own_heads, own_heads_for
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -373,10 +373,10 @@ def head_for(target: LanguageModel) -> Path | None:
         ModelFileError: the package is not whole.
     """
     try:
-        given, mine = feature_model(target), own_head_for(target)
-        own = [folder for folder in own_heads() if _drafts_for(folder, given, known=folder == mine)]
-        if mine in own:
-            return mine
+        given, mine = feature_model(target), own_heads_for(target)
+        own = [folder for folder in own_heads() if _drafts_for(folder, given, known=folder in mine)]
+        if found := [folder for folder in mine if folder in own]:
+            return found[0]
         if isinstance(target, NativeModel) and _has_draft_layer(target):
             return target.description.files[0]
         return shipped_head_for(given) or (own[0] if own else None)

@@ -29,8 +29,19 @@ def own_heads() -> list[Path]:
     return sorted(path for path in heads_folder().glob("[!.]*") if path.is_dir())
 
 
+def own_heads_for(target: LanguageModel) -> list[Path]:
+    """Those of them that were begun for a target's very weights, whatever it was called; first that by its name."""
+    end, named = f"-{target.capabilities.fingerprint}", _named(target)
+    found = [path for path in own_heads() if path.name.endswith(end) and end != "-"]
+    return sorted(found, key=lambda path: path != named)
+
+
 def own_head_for(target: LanguageModel) -> Path:
-    """Where the head for a target goes among them: by its name, and the fingerprint of its weights."""
+    """Where the head for a target goes among them: on in one that was begun, or by its name and fingerprint."""
+    return next(iter(own_heads_for(target)), _named(target))
+
+
+def _named(target: LanguageModel) -> Path:
     can = target.capabilities
     name = can.name.replace("\\", "/").rstrip("/").rpartition("/")[2].removesuffix(".gguf")
     return heads_folder() / f"{_NO_NAME.sub('-', name)[-60:]}-{can.fingerprint}"
