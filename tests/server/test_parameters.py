@@ -9,9 +9,11 @@ import pytest
 
 from draftree.config import SamplingParams
 from draftree.engine.engine import Engine
+from draftree.engine.speculation import SpeculationParams
+from draftree.openai.chat_api import ChatRequest
 from draftree.text.encoding import user
 
-from .running import TEXT, Running, ending_target, posted, running, streamed
+from .running import NAME, TEXT, Running, ending_target, posted, running, streamed
 
 QUESTION = user("the cat in the hat the cat in the hat")
 
@@ -79,3 +81,18 @@ def test_what_leaves_nothing_to_come_is_the_clients_error(served: Running) -> No
     status, found = posted(served, "/v1/completions", body)
     assert status == 400 and "no token may come next" in found["error"]["message"]
     assert posted(served, "/v1/completions", {"prompt": TEXT, "max_tokens": 1})[0] == 200
+
+
+def test_a_prediction_changes_the_drafter_alone() -> None:
+    """Its request was verified as no other one of the server, within any number of nodes."""
+    sent: dict[str, Any] = {"model": NAME, "messages": [{"role": "user", "content": "how?"}]}
+    sent["prediction"] = {"type": "content", "content": "so"}
+    own = SpeculationParams(drafter="self", nodes=4, verification="relaxed")
+    found = ChatRequest.model_validate(sent).speculation(own)
+    assert found is not None and (str(found.spec), found.nodes, found.verification) == ("lookup", 4, "relaxed")
+    drawn = SpeculationParams(drafter="self", method="static", verification="multi-round")
+    assert ChatRequest.model_validate(sent).speculation(drawn) is None, "what it verifies is drawn, not looked up"
+    matched = ChatRequest.model_validate(sent | {"draftree": {"verification": "match"}}).speculation(drawn)
+    assert matched is not None and (str(matched.spec), matched.verification) == ("lookup", "match")
+    asked = ChatRequest.model_validate(sent | {"draftree": {"method": "chain"}}).speculation(own)
+    assert asked is not None and (str(asked.spec), asked.method, asked.verification) == ("lookup", "chain", "relaxed")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import fields, replace
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
@@ -29,6 +29,7 @@ from ..drafters.spec import LOOKUP, NONE
 from ..engine.engine import Engine
 from ..engine.speculation import SpeculationParams
 from ..errors import ConfigError, FieldError, InputError
+from ..policies.methods import DEFAULT_METHOD
 from ..sampling.grammar import Grammar
 from ..text.encoding import Prompt
 from .bad_bodies import UnsupportedError, check_values, left_out, refuse_unsupported
@@ -340,10 +341,6 @@ class Sampled(Sent):
         if chosen.drafter not in (None, NONE, str(default.spec)):
             said = f"drafter {chosen.drafter!r} is not loaded: use {str(default.spec)!r} or {NONE!r}"
             raise FieldError("draftree.drafter", said)
-        if self.predicted and chosen.drafter is None and LOOKUP not in default.spec.sources:
-            default = SpeculationParams(drafter=LOOKUP)
-        elif self.draftree is None:
-            return None
         # A method of its own has its own settings.
         changed: dict[str, Any] = {} if chosen.method is None else {"settings": None, "nodes": None}
         sent = chosen.model_dump(exclude_none=True)
@@ -354,6 +351,12 @@ class Sampled(Sent):
         if chosen.nodes is not None and chosen.nodes > most:
             said = f"draftree.nodes is {chosen.nodes}: use at most {most}, or start the server with --nodes-limit"
             raise FieldError("draftree.nodes", said)
+        if self.predicted and chosen.drafter is None and LOOKUP not in default.spec.sources:
+            lookup = {"drafter": LOOKUP, "method": DEFAULT_METHOD, "settings": None}
+            with suppress(InputError):  # a verification that draws its drafts verifies none that are looked up
+                return replace(default, **lookup | changed | sent).within(most)
+        if self.draftree is None:
+            return None
         try:
             return replace(default, **changed | sent).within(most)
         except InputError as error:
