@@ -187,9 +187,9 @@ def test_no_parameter_is_ignored(name: str, value: Any) -> None:
     """Log-probabilities that were asked for did not come."""
     tokenizer = tiny_tokenizer()
     engine = BeamEngine(HFModel(tiny(), tokenizer, self_test=False))
-    end = int(tokenizer.eos_token_id)
+    begin, end = int(tokenizer.bos_token_id), int(tokenizer.eos_token_id)
     engine.target.capabilities = replace(engine.target.capabilities, eos_ids=frozenset({end}))
-    usual = SamplingParams(max_tokens=12, temperature=1.0, seed=1, logit_bias={end: 3.0})
+    usual = SamplingParams(max_tokens=12, temperature=1.0, seed=1, logit_bias={begin: 3.0, end: 3.0})
 
     def found(params: SamplingParams) -> list[tuple[str, list[int], float]]:
         (made,) = engine.generate([PROMPTS[0]], params, BeamParams(width=3, returned=3))

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, SynthIDTextWatermarkingConfig
 
 import draftree
 from draftree.errors import ConfigError
@@ -15,10 +15,13 @@ from draftree.models.heads.eagle_network import save_head
 from draftree.models.huggingface.hf_model import HFModel
 
 from ..heads import DRAFTED, random_network
-from ..tiny import save_tiny, tiny
+from ..tiny import VOCAB, save_tiny, tiny
 
 PROMPT = torch.tensor([[3, 14, 15, 9, 2, 6, 14, 15]])
 FULL = torch.ones_like(PROMPT)
+PADDED = torch.tensor([[0, 0, 0, 3, 14, 15], [1, 2, 3, 4, 5, 6], [0, 7, 8, 9, 8, 7]])
+SEEN = torch.tensor([[0, 0, 0, 1, 1, 1], [1] * 6, [0, 1, 1, 1, 1, 1]])
+TREES = draftree.SpeculationParams(drafter="self", method="static", nodes=20)
 
 
 def _model() -> PreTrainedModel:
@@ -46,7 +49,7 @@ def _generate(model: PreTrainedModel, ids: torch.Tensor, mask: torch.Tensor, **o
 def test_greedy_generate_gives_the_same_ids(options: dict[str, object]) -> None:
     model = _model()
     want = _generate(model, PROMPT, FULL, do_sample=False, max_new_tokens=30, **options)
-    ours = draftree.custom_generate(draftree.SpeculationParams(drafter="self", method="static", nodes=20))
+    ours = draftree.custom_generate(TREES)
     assert _generate(model, PROMPT, FULL, do_sample=False, max_new_tokens=30, custom_generate=ours, **options) == want
 
 
@@ -77,11 +80,62 @@ def test_inputs_beside_ids_are_refused_by_name() -> None:
 
 def test_left_padded_batches_come_back_padded_as_generate_pads_them() -> None:
     model = _model()
-    ids = torch.tensor([[0, 0, 0, 3, 14, 15], [1, 2, 3, 4, 5, 6], [0, 7, 8, 9, 8, 7]])
-    mask = torch.tensor([[0, 0, 0, 1, 1, 1], [1] * 6, [0, 1, 1, 1, 1, 1]])
     options = {"do_sample": False, "max_new_tokens": 25, "eos_token_id": 9, "repetition_penalty": 1.2}
-    want = _generate(model, ids, mask, **options)
-    assert _generate(model, ids, mask, custom_generate=draftree.generate_with, **options) == want
+    want = _generate(model, PADDED, SEEN, **options)
+    assert _generate(model, PADDED, SEEN, custom_generate=draftree.generate_with, **options) == want
+
+
+def test_each_row_of_a_batch_is_held_to_its_own_prefixes() -> None:
+    """The function was asked for the other rows too, with this row's text, and what is no prefix there ended all."""
+
+    def allowed(row: int, text: torch.Tensor) -> list[int]:
+        own = text[: PADDED.shape[1]].tolist() == PADDED[row].tolist()
+        return [token for token in range(VOCAB) if (token + len(text)) % (row + 2) == 0] if own else []
+
+    options: dict[str, Any] = {"do_sample": False, "max_new_tokens": 12}
+    free = _generate(_model(), PADDED, SEEN, **options)
+    options["prefix_allowed_tokens_fn"] = allowed
+    want = _generate(_model(), PADDED, SEEN, **options)
+    for speculation in (None, TREES):
+        ours = draftree.custom_generate(speculation)
+        assert _generate(_model(), PADDED, SEEN, custom_generate=ours, **options) == want != free
+
+
+@pytest.mark.parametrize("place", range(1, 7))
+def test_no_prefix_is_asked_for_behind_the_end_of_a_text(place: int) -> None:
+    """A draft that went on behind the end asked for one, and there is none."""
+    free = _generate(_model(), PROMPT, FULL, do_sample=False, max_new_tokens=12)[0]
+    end = free[PROMPT.shape[1] + place]
+
+    def allowed(row: int, text: torch.Tensor) -> list[int]:
+        return [] if end in text[PROMPT.shape[1] :] else [*range(VOCAB)]
+
+    options: dict[str, Any] = {"do_sample": False, "max_new_tokens": 12, "eos_token_id": end}
+    options["prefix_allowed_tokens_fn"] = allowed
+    want = _generate(_model(), PROMPT, FULL, **options)
+    assert want[0] == free[: len(want[0])] and want[0][-1] == end
+    ours = draftree.custom_generate(TREES)
+    assert _generate(_model(), PROMPT, FULL, custom_generate=ours, **options) == want
+
+
+@pytest.mark.parametrize("drafted", [False, True])
+@pytest.mark.parametrize(
+    ("options", "processor"),
+    [
+        ({"guidance_scale": 2.0}, "UnbatchedClassifierFreeGuidance"),
+        ({"guidance_scale": 1.5, "negative_prompt_ids": torch.tensor([[7, 8, 9]])}, "UnbatchedClassifierFreeGuidance"),
+        ({"watermarking_config": SynthIDTextWatermarkingConfig(3, [654, 400, 836, 123])}, "SynthIDTextWatermark"),
+    ],
+)
+def test_what_keeps_the_state_of_a_text_takes_one(options: dict[str, Any], processor: str, drafted: bool) -> None:
+    """Each row of a batch added its tokens to the others' state."""
+    given = {"do_sample": False, "max_new_tokens": 20, **options}
+    plain = _generate(_model(), PROMPT, FULL, do_sample=False, max_new_tokens=20)
+    want = _generate(_model(), PROMPT, FULL, **given)
+    ours = draftree.custom_generate(TREES if drafted else draftree.SpeculationParams(drafter="none"))
+    assert want != plain and _generate(_model(), PROMPT, FULL, custom_generate=ours, **given) == want
+    with pytest.raises(ConfigError, match=f"{processor}.* 3:"):
+        _generate(_model(), PADDED, SEEN, custom_generate=ours, **given)
 
 
 def test_sampling_follows_the_seed_and_the_config() -> None:

@@ -16,6 +16,7 @@ from draftree.openai.chat_api import ChatRequest
 from draftree.openai.responses_api import ResponsesRequest
 from draftree.openai.schema import CompletionRequest, Sampled
 from draftree.sandbox import workers
+from draftree.text.spelling import InnerSpelling
 
 from .running import NAME, TEXT, Running, posted
 
@@ -156,13 +157,13 @@ def test_texts_that_every_step_looks_for_are_short_in_all(spelling: Running, nam
 
 def test_bad_words_are_read_once_for_all_choices(spelling: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
-    spelled = InputProcessor.spelled
+    spelled = InnerSpelling.__call__
 
-    def counted(self: InputProcessor, text: str, field: str = "text") -> list[int]:
+    def counted(self: InnerSpelling, text: str) -> list[int]:
         read.append(text)
-        return spelled(self, text, field)
+        return spelled(self, text)
 
-    monkeypatch.setattr(InputProcessor, "spelled", counted)
+    monkeypatch.setattr(InnerSpelling, "__call__", counted)
     body = {"prompt": ["a"] * 8, "n": 16, "max_tokens": 1, "bad_words": ["once", "twice"]}
     assert posted(spelling, COMPLETION, body)[0] == 200
     assert len(read) == 4

@@ -18,7 +18,7 @@ from ..drafters.base import DraftSource, UnscoredNode
 from ..drafters.draft_model import ModelSource
 from ..drafters.registry import is_model, load_source
 from ..drafters.spec import AUTO, DEFAULT_DRAFTER, NONE, SELF, DrafterSpec
-from ..engine.input_processor import check_params, each_params, limit_of, with_token_rules
+from ..engine.input_processor import check_params, each_params, limit_of, text_stream, with_token_rules
 from ..engine.step import count_depths
 from ..errors import ConfigError, NoTreesError
 from ..models.base import LanguageModel, prefill_scored
@@ -38,7 +38,7 @@ class Hypothesis:
     """One of the best sequences.
 
     Attributes:
-        text: generated text.
+        text: generated text, as it follows the prompt's; without that of the end-of-sequence token.
         token_ids: generated tokens, end-of-sequence included.
         score: ``logprob`` over len(token_ids) ** length_penalty.
         logprob: cumulative log-probability (nats) of the tokens under the target's distribution, processors included,
@@ -229,13 +229,14 @@ class BeamEngine:
     def _generation(self, request: BeamRequest) -> BeamGeneration:
         hypotheses = list[Hypothesis]()
         for node in request.finished[: request.beams.returned]:
-            text = self._text(node.tokens, request.params.skip_special_tokens)
-            score, why = request.rank(node), request.ended(node) or "length"
-            hypotheses.append(Hypothesis(text, node.tokens, score=score, logprob=node.score, finish_reason=why))
+            ids, why = node.tokens, request.ended(node) or "length"
+            text = self._text(request, ids[:-1] if why == "eos" else ids)
+            hypotheses.append(Hypothesis(text, ids, request.rank(node), logprob=node.score, finish_reason=why))
         return BeamGeneration(hypotheses, request.seed, request.stats, request.peak_slots, request.accepted_widths)
 
-    def _text(self, tokens: list[int], plain: bool) -> str:
-        return "" if self.tokenizer is None else str(self.tokenizer.decode(tokens, skip_special_tokens=plain))
+    def _text(self, request: BeamRequest, tokens: list[int]) -> str:
+        """Of tokens that follow the prompt's."""
+        return "".join(text_stream(self.tokenizer, request.params, request.ids).push([*tokens, None], last=True))
 
 
 @dataclass(slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from ..models.base import Capabilities, LanguageModel, check_text
 from ..sampling.constraint import TokenRules
 from ..text.detokenizer import Detokenizer, NoText, TextStream, token_speller
 from ..text.encoding import THINK_TAGS, Conversation, Prompt, Tokenizer, encode
+from ..text.spelling import InnerSpelling
 from .speculation import EngineRequest, Observer, Speculation
 
 if TYPE_CHECKING:
@@ -154,10 +155,16 @@ class InputProcessor:
         spellings = list[tuple[int, ...]]()
         for word in words:
             try:
-                spellings += [tuple(self.spelled(word.strip())), tuple(self.spelled(f" {word.strip()}"))]
+                self.encode(word, "text")
             except PromptError as error:
                 raise FieldError("bad_words", f"bad_words has {word!r}: {error}") from None
+            spellings += [tuple(self._inner(text)) for text in (word.strip(), f" {word.strip()}")]
         return spellings
+
+    @cached_property
+    def _inner(self) -> InnerSpelling:
+        """Spells words that stand behind others; the model has a tokenizer."""
+        return InnerSpelling(cast(Tokenizer, self.tokenizer))
 
     def _predicted(self, prediction: str | Sequence[int]) -> list[int]:
         if not len(prediction):

@@ -10,6 +10,7 @@ to such a callable: to stream, use ``draftree.Engine``.
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -23,9 +24,12 @@ from transformers import (
     GenerationConfig,
     LogitsProcessor,
     LogitsProcessorList,
+    PrefixConstrainedLogitsProcessor,
     PreTrainedModel,
     StoppingCriteria,
     StoppingCriteriaList,
+    SynthIDTextWatermarkLogitsProcessor,
+    UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
 
 from ..config import Processor, SamplingParams
@@ -35,6 +39,9 @@ from ..engine.speculation import SpeculationParams
 from ..errors import ConfigError
 from ..models.huggingface.hf_model import HFModel
 from ..models.loading import load
+
+_OF_ONE_TEXT = (SynthIDTextWatermarkLogitsProcessor, UnbatchedClassifierFreeGuidanceLogitsProcessor)
+"""Processors that keep what they have seen of a text: each call of one adds a token to it."""
 
 
 def generate_with(
@@ -63,8 +70,8 @@ def generate_with(
         [B, length] int64: ``input_ids`` and the generated tokens, padded on the right.
 
     Raises:
-        ConfigError: beams or dictionary output are wanted, there are inputs beside ids, or the verification does not
-            fit the trees.
+        ConfigError: beams or dictionary output are wanted, there are inputs beside ids, a processor keeps what it has
+            seen of a text but there are several, or the verification does not fit the trees.
     """
     if (generation_config.num_beams or 1) > 1 or generation_config.return_dict_in_generate:
         raise ConfigError(
@@ -73,6 +80,9 @@ def generate_with(
     further_inputs = model_inputs.keys() - {"attention_mask", "position_ids", "cache_position"}
     if given := next((name for name in sorted(further_inputs) if isinstance(model_inputs[name], Tensor)), None):
         raise ConfigError(f"{given} are given: draftree's custom_generate reads input_ids alone: leave them out")
+    keeping = next((type(p).__name__ for p in logits_processor if isinstance(p, _OF_ONE_TEXT)), None)
+    if keeping and len(input_ids) > 1:
+        raise ConfigError(f"{keeping} is for one text but the batch has {len(input_ids)}: give one prompt a call")
     mask = model_inputs.get("attention_mask")
     mask = torch.ones_like(input_ids) if mask is None else mask
     attention, training = model.config._attn_implementation, model.training
@@ -81,7 +91,9 @@ def generate_with(
         engine = Engine(target, speculation or SpeculationParams())
         pairs = [*zip(input_ids, mask.bool(), strict=True)]
         prompts = [row[seen].tolist() for row, seen in pairs]
-        rows = [_PaddedRow(b, len(pairs), row[~seen]) for b, (row, seen) in enumerate(pairs)]
+        end = generation_config.eos_token_id
+        ends = frozenset(torch.as_tensor([] if end is None else end).reshape(-1).tolist())
+        rows = [_PaddedRow(b, len(pairs), row[~seen], int(seen.sum()), ends) for b, (row, seen) in enumerate(pairs)]
         wanted, context = generation_config.max_length - input_ids.shape[1], target.capabilities.max_length
         params = [
             replace(
@@ -115,6 +127,8 @@ def custom_generate(speculation: SpeculationParams | None = None, seed: int | No
 def as_processor(processor: LogitsProcessor | LogitsProcessorList, device: torch.device | str = "cpu") -> Processor:
     """A logits processor of transformers as ``SamplingParams.processors`` takes them.
 
+    One that keeps what it has seen of a text is right for one request, which has no beams.
+
     Args:
         device: of the tensors that it is given.
     """
@@ -127,12 +141,21 @@ class _PaddedRow:
     """A row's place in the batch that ``generate`` prepared its processors and criteria for.
 
     Some of them count the padding in, some hold one value for each row. So each is called with the row padded as it
-    came and repeated over the batch; the row's own result counts.
+    came and repeated over the batch; the row's own result counts. A function of prefixes is asked about the row alone.
+
+    Attributes:
+        row: its number.
+        batch: rows.
+        padding: [P] int64, the ids in front of its prompt.
+        prompt: tokens of its prompt.
+        ends: tokens that end its text; a draft may go on behind one, where ``generate`` asks no processor.
     """
 
     row: int
     batch: int
     padding: Tensor
+    prompt: int = 0
+    ends: frozenset[int] = frozenset()
 
     def params(
         self,
@@ -145,13 +168,22 @@ class _PaddedRow:
             temperature=1.0 if config.do_sample else 0.0,
             seed=None if seed is None else seed + self.row,
             ignore_eos=True,  # the criteria end it there, and at the length
-            processors=tuple(partial(self.process, p) for p in processors),
+            processors=tuple(map(self._processor, processors)),
             criteria=tuple(partial(self.stop, c) for c in criteria),
         )
+
+    def _processor(self, processor: LogitsProcessor) -> Processor:
+        if isinstance(processor, PrefixConstrainedLogitsProcessor):
+            allowed, alone = processor._prefix_allowed_tokens_fn, copy(processor)
+            alone._prefix_allowed_tokens_fn = lambda _, text: allowed(self.row, text)
+            return partial(replace(self, row=0, batch=1).process, alone)
+        return partial(self.process, processor)
 
     def process(
         self, processor: LogitsProcessor | LogitsProcessorList, ids: NDArray[np.int64], logits: NDArray[np.float32]
     ) -> NDArray[np.float32]:
+        if not self.ends.isdisjoint(ids[self.prompt :].tolist()):
+            return logits
         rows = torch.from_numpy(logits).to(self.padding.device).repeat(self.batch, 1)
         processed: Tensor = processor(self._ids(ids), rows)  # type: ignore[arg-type]
         return processed[self.row].cpu().numpy()

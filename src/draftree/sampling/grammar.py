@@ -21,15 +21,13 @@ from ..errors import ConfigError, listed, shortened
 from ..sandbox.jobs import JSON_LAYOUT
 from ..sandbox.workers import JobError, run
 from ..text.encoding import CALL_TAGS, THINK_TAGS, Tokenizer
+from ..text.spelling import InnerSpelling
 from .constraint import ConstraintState, TextEnded, clear
 from .json_schemas import enforceable, weakened
 from .thoughts import ThoughtTokens
 
 _LONGEST = 1 << 20
 """Characters of a grammar's text: beyond it compiling takes seconds."""
-
-
-_MARK = "\x02"
 
 
 @runtime_checkable
@@ -415,19 +413,14 @@ class _Spelled:
     """A tokenizer as llguidance takes it."""
 
     def __init__(self, tokenizer: SpelledTokenizer, end: int) -> None:
-        self._tokenizer = tokenizer
+        self._spelled = InnerSpelling(tokenizer)
         self.tokens, self.special_token_ids = tokenizer.spelling()
         self.eos_token_id, self.bos_token_id = end, None
 
     def __call__(self, text: str | bytes) -> list[int]:
         if isinstance(text, bytes):
             raise TypeError("give text")
-        ids = self._tokenizer.encode(text, add_special_tokens=False)
-        if b"".join([self.tokens[token] for token in ids]) == text.encode():
-            return ids
-        # SentencePiece begins a text with a space of its own: it belongs to a mark in front that no piece has
-        begin, ids = (self._tokenizer.encode(_MARK + more, add_special_tokens=False) for more in ("", text))
-        return ids[len(begin) :]
+        return self._spelled(text)
 
 
 def _brief(error: str) -> str:

@@ -3,12 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
-from .detokenizer import BYTE_LETTERS, PieceDecoder, byte_level, fallback
+from .detokenizer import BYTE_LETTERS, PieceDecoder, byte_level, fallback, token_speller
 from .encoding import Tokenizer
 
 _SPACE = "▁"
 """A space inside SentencePiece's tokens."""
+_MARK = "\x02"
+"""A control character: merges join it with nothing."""
+
+
+class InnerSpelling:
+    """Spells texts as they stand behind others.
+
+    SentencePiece begins a text with a space that is not the text's own: that space belongs to a mark in front, whose
+    tokens are cut off.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._encode = partial(tokenizer.encode, add_special_tokens=False)
+        bare = b"".join(map(token_speller(tokenizer), self._encode("a")))
+        self._lead = _MARK if bare.startswith(b" ") else ""
+        self._begun = self._encode(self._lead)
+
+    def __call__(self, text: str) -> list[int]:
+        """Token ids of a text; as of one that begins with it where the tokenizer joins it to the mark."""
+        ids, begun = self._encode(self._lead + text), len(self._begun)
+        return ids[begun:] if len(ids) > begun and ids[:begun] == self._begun else self._encode(text)
 
 
 class Spelling:
@@ -23,7 +45,6 @@ class Spelling:
     """
 
     def __init__(self, tokenizer: Tokenizer, size: int) -> None:
-        self._tokenizer = tokenizer
         texts, special = tokenizer.spelling() if isinstance(tokenizer, PieceDecoder) else _written(tokenizer)
         self.texts, self.special = texts[:size], frozenset(token for token in special if token < size)
         ids = range(len(self.texts) - 1, -1, -1)  # of two tokens of the same text the first one counts
@@ -32,9 +53,7 @@ class Spelling:
         self._longest = dict[int, int]()  # first byte -> most bytes of a token
         for first, size in sorted({(text[0], len(text)) for text in self._ids}):
             self._longest[first] = size
-        bare = self.joined(tokenizer.encode("a", add_special_tokens=False))
-        self._lead = "\n" if bare == b" a" else ""  # a space is put in front of texts: what is spelt stands behind this
-        self._begun = tokenizer.encode(self._lead, add_special_tokens=False) if self._lead else []
+        self._inner = InnerSpelling(tokenizer)
 
     def joined(self, tokens: list[int]) -> bytes | None:
         """The text of tokens; None: one of them is special, or the model does not have it."""
@@ -65,9 +84,8 @@ class Spelling:
 
     def _encoded(self, text: str, data: bytes, start: int) -> list[tuple[int | None, int]]:
         """Tokens of whole characters, which begin at ``start``."""
-        ids, lead = self._tokenizer.encode(self._lead + text, add_special_tokens=False), len(self._begun)
-        begun, ids = ids[:lead], ids[lead:]
-        if begun != self._begun or self.joined(ids) != data:
+        ids = self._inner(text)
+        if self.joined(ids) != data:
             return [*self._by_longest(data, start)]
         tokens = list[tuple[int | None, int]]()
         for token in ids:
