@@ -186,3 +186,15 @@ def test_a_worker_that_keeps_much_memory_takes_no_more_jobs(monkeypatch: pytest.
     monkeypatch.setattr(workers, "_KEPT", 1 << 20)  # less than any process has
     assert workers.run("render", "{{ x }}", {"x": "large"}) == "large"
     assert len(workers._idle) == len(before) - 1
+
+
+def test_a_worker_that_died_while_it_waited_fails_no_job() -> None:
+    """It failed one, as if that were nested too deep: so did each that the system had ended for want of memory."""
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(lambda x: workers.run("render", "{{ x }}", {"x": x}), "abc")) == [*"abc"]
+    died = [*workers._idle]
+    for worker in died:
+        worker.kill()
+        worker.wait()
+    assert died and workers.run("render", "{{ x }}", {"x": "next"}) == "next"
+    assert not {worker.pid for worker in died} & {worker.pid for worker in workers._idle}

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Frame, Page, Request, expect, sync_playwright
+from playwright.sync_api import Browser, Frame, Page, Request, Route, expect
 
 import draftree
 from draftree.config import SamplingParams
@@ -19,66 +18,18 @@ from draftree.engine.speculation import SpeculationParams
 from draftree.engine.trace import Trace
 from draftree.request import Generation
 
+from .browsing import ASKED, CHAT, CONTRAST, IN_CHROMIUM, QUESTION, TOKENS, TREES, ask, browsing, opened, text_of
 from .running import Running, posted, running, slow_target, streamed, target
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium"),
-]
-FLAGS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
-TREES = SpeculationParams(drafter="lookup", method="static")
-QUESTION = "the cat in the hat the cat in the hat"
-TOKENS = 24
+pytestmark = IN_CHROMIUM
 TRACED = "lookup+self"
 """The drafter of traces."""
-ASKED: dict[str, Any] = {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": TOKENS, "temperature": 0}
-
-expect.set_options(timeout=300_000)  # nothing is said of how long a busy machine takes
-
-CONTRAST = """() => {
-  const rgb = (text) => text.match(/[\\d.]+/g).map(Number);
-  const light = (text) => {
-    const linear = (v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
-    const [r, g, b] = rgb(text).map((v) => linear(v / 255));
-    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-  };
-  const behind = (element) => {
-    for (let e = element; e; e = e.parentElement) {
-      const rect = e.tagName === "g" ? e.querySelector(":scope > rect") : null;
-      const colour = rect ? getComputedStyle(rect).fill : getComputedStyle(e).backgroundColor;
-      if (rgb(colour)[3] !== 0) return colour;
-    }
-    return "rgb(255, 255, 255)";
-  };
-  const found = [];
-  for (const e of document.querySelectorAll("body *")) {
-    const own = [...e.childNodes].some((node) => node.nodeType === 3 && node.data.trim());
-    if (!own || e.disabled || !e.checkVisibility() || e.closest("title")) continue;
-    const style = getComputedStyle(e);
-    const [a, b] = [light(e instanceof SVGElement ? style.fill : style.color), light(behind(e))];
-    const what = `${e.tagName}.${e.getAttribute("class")} ${e.textContent.slice(0, 30)}`;
-    found.push([(Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05), what]);
-  }
-  return found;
-}"""
-"""Contrast ratio (WCAG 2.2) of each element that has text, and what it is."""
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+    with browsing() as found:
         yield found
-        found.close()
 
 
 @pytest.fixture(scope="module")
@@ -89,51 +40,27 @@ def served() -> Iterator[Running]:
 
 @pytest.fixture
 def page(browser: Browser, served: Running) -> Iterator[Page]:
-    with browser.new_context(color_scheme="light") as context:
-        found, problems = context.new_page(), list[str]()
-        found.on("pageerror", lambda error: problems.append(str(error)))
-        found.on("console", lambda said: problems.append(said.text) if _is_problem(said) else None)
-        found.goto(served.url)
+    with opened(browser, served.url) as found:
         expect(found.locator("#about")).to_contain_text("lookup")
         yield found
-        assert problems == []
-
-
-def _is_problem(said: ConsoleMessage) -> bool:
-    """An error of the page, such as one of its content policy; not an answer of the server that is an error."""
-    return said.type == "error" and not said.text.startswith("Failed to load resource")
-
-
-def _ask(page: Page, limit: int = TOKENS, *, beside: bool = False) -> None:
-    page.locator("#settings summary").click()
-    page.fill("#limit", str(limit))
-    page.locator("#beside").set_checked(beside)
-    page.fill("#question", "")
-    page.locator("#question").click()
-    page.keyboard.type(QUESTION)
-    page.keyboard.press("Enter")
 
 
 def _answered(page: Page) -> None:
-    _ask(page)
+    ask(page)
     expect(page.locator("#stop")).to_be_hidden()
     expect(page.locator(".token")).to_have_count(TOKENS)
     expect(page.locator("#step svg.tree")).to_be_visible()
 
 
-def _text(page: Page, answer: int = 0) -> str:
-    return page.locator(".tokens").nth(answer).text_content() or ""
-
-
 def _steps(served: Running) -> list[dict[str, Any]]:
-    events = streamed(served, "/v1/chat/completions", {**ASKED, "stream_options": {"include_trace": True}})
+    events = streamed(served, CHAT, {**ASKED, "stream_options": {"include_trace": True}})
     return [record for event in events for record in event.get("trace", []) if record["kind"] == "step"]
 
 
 def test_a_typed_question_is_answered_with_the_text_of_the_api(page: Page, served: Running) -> None:
     _answered(page)
-    expected = posted(served, "/v1/chat/completions", ASKED)[1]["choices"][0]["message"]["content"]
-    assert _text(page) == expected
+    expected = posted(served, CHAT, ASKED)[1]["choices"][0]["message"]["content"]
+    assert text_of(page) == expected
     steps = _steps(served)
     accepted = sum(min(step["taken"], len(step["path"])) for step in steps)
     assert accepted and page.locator(".token.s0").count() == accepted
@@ -195,7 +122,7 @@ def test_every_text_has_the_contrast_of_wcag_aa(page: Page, theme: str) -> None:
 
 def test_nothing_is_wider_than_a_narrow_screen(page: Page) -> None:
     page.set_viewport_size({"width": 360, "height": 740})
-    _ask(page, beside=True)
+    ask(page, beside=True)
     expect(page.locator(".verdict")).to_be_visible()
     page.locator(".token.s0").first.click()
     page.locator("#step summary").click()
@@ -211,9 +138,9 @@ def test_ar_decoding_beside_trees_has_the_same_text(page: Page) -> None:
     page.locator("#settings summary").click()
     page.fill("#temperature", "1")
     page.locator("#settings summary").click()
-    _ask(page, beside=True)
+    ask(page, beside=True)
     expect(page.locator(".verdict")).to_contain_text("The texts are equal.")
-    assert _text(page, 0) == _text(page, 1) != ""
+    assert text_of(page, 0) == text_of(page, 1) != ""
     assert page.locator(".tokens").nth(1).locator(".s0").count() == 0
     assert all(re.search(r"\d a second", text) for text in page.locator(".figures").all_text_contents())
 
@@ -225,11 +152,48 @@ def test_the_next_question_has_the_conversation_before_it(page: Page, served: Ru
     expect(page.locator(".token")).to_have_count(2 * TOKENS)
     said = [
         *ASKED["messages"],
-        {"role": "assistant", "content": _text(page, 0)},
+        {"role": "assistant", "content": text_of(page, 0)},
         {"role": "user", "content": "and then?"},
     ]
-    found = posted(served, "/v1/chat/completions", {**ASKED, "messages": said})[1]
-    assert _text(page, 1) == found["choices"][0]["message"]["content"]
+    found = posted(served, CHAT, {**ASKED, "messages": said})[1]
+    assert text_of(page, 1) == found["choices"][0]["message"]["content"]
+
+
+def test_a_question_whose_prompt_is_read_has_no_step(page: Page) -> None:
+    """The former answer's stayed there, and an arrow opened step -1: nothing was drawn any more."""
+    _answered(page)
+    held = list[Route]()
+    page.route(f"**{CHAT}", lambda route: held.append(route))
+    page.fill("#question", "and then?")
+    _click_at_once(page, ["send", "previous", "next"])
+    while not held:
+        page.wait_for_timeout(10)
+    _check_no_step(page)
+    held[0].continue_()
+    expect(page.locator("#step-title")).to_have_text(re.compile(r"Step \d+ of \d+"))
+    expect(page.locator(".token")).to_have_count(2 * TOKENS)
+    expect(page.locator("#stop")).to_be_hidden()
+
+
+def _click_at_once(page: Page, ids: list[str]) -> None:
+    """Nothing is drawn between the clicks."""
+    page.evaluate("(ids) => ids.forEach((id) => document.getElementById(id).click())", ids)
+
+
+def _check_no_step(page: Page) -> None:
+    expect(page.locator("#step-title")).to_have_text("Step")
+    expect(page.locator("#step svg, #steps svg, #cost svg, .token.open")).to_have_count(0)
+    for arrow in ("#previous", "#next"):
+        expect(page.locator(arrow)).to_be_disabled()
+
+
+def test_arrows_end_at_the_first_and_the_last_step(page: Page, served: Running) -> None:
+    """Clicks before the next drawing, which disables an arrow, went on to steps that are none."""
+    _answered(page)
+    count = len(_steps(served))
+    for arrow, end in (("previous", 1), ("next", count)):
+        _click_at_once(page, [arrow] * (count + 2))
+        expect(page.locator("#step-title")).to_have_text(f"Step {end} of {count}")
 
 
 def _traced(path: Path) -> tuple[Engine, list[Generation]]:
@@ -259,6 +223,29 @@ def test_a_trace_file_opens(page: Page, tmp_path: Path) -> None:
     engine, found = _traced(tmp_path / "run.jsonl")
     page.set_input_files("#file", tmp_path / "run.jsonl")
     _check_trace(page, engine, found)
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_request_without_steps_shows_none_of_another(
+    browser: Browser, served: Running, tmp_path: Path, alone: bool
+) -> None:
+    """As a page of its own, and in the inspector: what was chosen before stayed beside its text."""
+    path, limits = tmp_path / "run.jsonl", (TOKENS, 1)
+    with Trace(path) as trace:
+        engine = Engine(target(), TREES, observers=[trace])
+        engine.generate([QUESTION] * 2, [SamplingParams(max_tokens=limit) for limit in limits])
+    with opened(browser, "about:blank" if alone else served.url) as page:
+        if alone:
+            page.set_content(draftree.show(path).html)
+        else:
+            page.set_input_files("#file", path)
+        for _ in range(2):
+            page.get_by_label("Request of the trace").select_option("0")
+            expect(page.locator("#step svg.tree")).to_be_visible()
+            page.get_by_label("Request of the trace").select_option("1")
+            expect(page.locator(".token")).to_have_count(1)
+            _check_no_step(page)
+            expect(page.locator("#step")).to_contain_text("ended with its first token")
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -316,8 +303,8 @@ def test_where_auto_hardly_drafts_trees_are_drafted_all_the_same_and_the_page_sa
     with running(speculation=SpeculationParams(drafter="lookup")) as served, browser.new_context() as context:
         page = context.new_page()
         page.goto(served.url)
-        page.route("**/v1/chat/completions", lambda route: route.continue_(post_data=_undrafted(route.request)))
-        _ask(page, beside=True)
+        page.route(f"**{CHAT}", lambda route: route.continue_(post_data=_undrafted(route.request)))
+        ask(page, beside=True)
         expect(page.locator(".verdict")).to_contain_text("The texts are equal.")
         expect(page.locator(".forced")).to_contain_text(re.compile("drafted in 0 of .* opt-tree with 8 nodes"))
         assert page.locator(".answer").count() == 3
@@ -354,10 +341,10 @@ def test_a_file_that_is_no_trace_is_an_error_in_plain_words(
 
 
 def test_errors_of_the_server_are_shown(page: Page) -> None:
-    page.route("**/v1/chat/completions", lambda route: route.abort())
-    _ask(page)
+    page.route(f"**{CHAT}", lambda route: route.abort())
+    ask(page)
     expect(page.get_by_role("alert")).to_contain_text("The server does not answer")
-    page.unroute("**/v1/chat/completions")
+    page.unroute(f"**{CHAT}")
     page.fill("#limit", "1000")
     page.fill("#question", QUESTION)
     page.keyboard.press("Enter")
@@ -381,7 +368,7 @@ def test_a_stopped_answer_keeps_what_is_there_and_frees_its_row(browser: Browser
     with running(slow_target()) as served, browser.new_context() as context:
         page = context.new_page()
         page.goto(served.url)
-        _ask(page, 64)
+        ask(page, 64)
         expect(page.locator(".token").nth(3)).to_be_visible()
         page.get_by_role("button", name="Stop").click()
         expect(page.locator("#status")).to_have_text("stopped")

@@ -39,16 +39,15 @@ export class Api {
     return this.about;
   }
 
-  /** Streams a chat: gives {text} for each token, {records} of its trace, {finish} and {error}, as they come. */
+  /** Streams a chat: gives {thought, content} for each token, {finish} beside what was held back, {records} and {error}, as they come. */
   async *chat(body, signal) {
     const asked = { ...body, stream: true, stream_options: { include_trace: true } };
     const response = await this._fetch("/v1/chat/completions", { method: "POST", body: JSON.stringify(asked), signal });
     for await (const event of events(response.body)) {
       if (event.error) yield { error: event.error.message };
       if (event.trace) yield { records: event.trace };
-      for (const choice of event.choices ?? []) {
-        if (choice.finish_reason) yield { finish: choice.finish_reason };
-        else if (choice.delta.role === undefined) yield { text: choice.delta.content ?? "" };
+      for (const { delta, finish_reason: finish } of event.choices ?? []) {
+        if (delta.role === undefined) yield { thought: delta.reasoning_content ?? "", content: delta.content ?? "", finish };
       }
     }
   }

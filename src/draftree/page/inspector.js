@@ -77,7 +77,7 @@ function asked(question) {
     messages: [
       ...before.flatMap((turn) => [
         { role: "user", content: turn.question },
-        { role: "assistant", content: turn.answer.text },
+        { role: "assistant", content: turn.answer.content },
       ]),
       { role: "user", content: question },
     ],
@@ -99,7 +99,7 @@ async function stream(view, body, signal) {
   const { answer } = view;
   for await (const event of api.chat(body, signal)) {
     if (event.error) throw new ServerError(`The answer ended: ${event.error}`, 200);
-    if (event.text !== undefined) answer.texts.push(event.text);
+    if (event.content !== undefined) answer.say(event);
     if (event.finish) find("status").textContent = ENDS[event.finish] ?? event.finish;
     for (const record of event.records ?? []) answer.add(record);
     view.update();

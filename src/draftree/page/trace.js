@@ -13,7 +13,8 @@ export class Answer {
     this.steps = [];
     this.end = null;
     this.tokens = []; // {id, step: index into steps or null, source}
-    this.texts = [];
+    this.texts = []; // of the tokens, those of thoughts too
+    this.content = ""; // without thoughts
     this._spelled = new Map(); // token id -> its text alone
   }
 
@@ -31,6 +32,14 @@ export class Answer {
     } else if (record.kind === "end") this.end = record;
   }
 
+  /** Takes what the next token says; at the `finish` comes what was held back of the last one. */
+  say({ thought, content, finish }) {
+    const at = this.texts.length - (finish ? 1 : 0);
+    if (at >= 0) this.texts[at] = (this.texts[at] ?? "") + thought + content;
+    this.content += content;
+  }
+
+  /** All that it says, thoughts too. */
   get text() {
     return this.texts.join("");
   }

@@ -10,7 +10,7 @@ export class AnswerView {
   constructor(title, answer, opened) {
     this.answer = answer;
     this._opened = opened; // called with this view and the number of a step
-    this._shown = []; // the class of each token that is there
+    this._shown = []; // class and text of each token that is there
     this._figures = make("p", { class: "figures" });
     this._legend = make("ul", { class: "legend", "aria-label": "Who proposed the tokens" });
     this.tokens = make("div", { class: "tokens", role: "listbox", "aria-label": `${title}, token by token`, tabindex: "0" });
@@ -30,14 +30,16 @@ export class AnswerView {
     const count = (streams ? texts : tokens).length;
     for (let i = 0; i < count; i++) {
       const token = tokens[i];
-      if (i < this._shown.length && (this._shown[i] !== null || !token)) continue;
+      const kind = token ? classOf(token.source) : "";
+      const text = streams ? texts[i] : this.answer.spell(token.id);
+      if (this._shown[i] === `${kind} ${text}`) continue;
       const span = this._spans[i] ?? this.tokens.appendChild(make("span", { role: "option", tabindex: "-1", "aria-selected": "false" }));
-      span.className = `token ${token ? classOf(token.source) : ""}`;
-      span.textContent = streams ? texts[i] : this.answer.spell(token.id);
+      span.className = `token ${kind}`;
+      span.textContent = text;
       const by = token ? `, by ${this.answer.nameOf(token.source)}${token.step === null ? ", after the prompt" : `, step ${token.step + 1}`}` : "";
-      span.setAttribute("aria-label", `${seen(span.textContent)}${by}`);
+      span.setAttribute("aria-label", `${seen(text)}${by}`);
       span.title = span.getAttribute("aria-label");
-      this._shown[i] = token ? classOf(token.source) : null;
+      this._shown[i] = `${kind} ${text}`;
     }
     if (this._shown.length) this.tokens.removeAttribute("tabindex");
     if (this._shown.length && !this.tokens.querySelector('[tabindex="0"]')) this._spans[0].tabIndex = 0;
@@ -123,8 +125,8 @@ export class Panels {
       section.append(make("article", { "aria-labelledby": `${id}-title` }, make("h2", { id: `${id}-title` }, title), place(id)));
     }
     addEventListener("resize", () => this.refresh());
-    this._previous.addEventListener("click", () => this.open(this._view, this._step - 1));
-    this._next.addEventListener("click", () => this.open(this._view, this._step + 1));
+    this._previous.addEventListener("click", () => this._go(-1));
+    this._next.addEventListener("click", () => this._go(1));
     this.clear();
   }
 
@@ -141,12 +143,16 @@ export class Panels {
     this.refresh();
   }
 
+  /** Opens the step so many behind the open one, if there is one: a button may be clicked before its step is drawn. */
+  _go(by) {
+    if (this._step !== null && this._step + by in this._view.answer.steps) this.open(this._view, this._step + by);
+  }
+
   clear() {
     [this._view, this._step] = [null, null];
-    for (const place of Object.values(this._places)) place.replaceChildren();
-    this._places.step.replaceChildren(make("p", { class: "hint" }, "No step yet."));
-    this._title.textContent = "Step";
-    this._previous.disabled = this._next.disabled = true;
+    this._places.phases.replaceChildren();
+    this._places.depth.replaceChildren();
+    this._drawNoStep();
   }
 
   /** Draws before the next frame, however often it is called. */
@@ -165,11 +171,24 @@ export class Panels {
     this._places.phases.replaceChildren(...phaseBar(answer.seconds));
     const depths = answer.depths;
     this._places.depth.replaceChildren(depths.length ? depthBars(depths) : make("p", { class: "hint" }, "Nothing was drafted."));
-    if (this._step === null) return;
+    if (this._step === null) {
+      this._drawNoStep();
+      return;
+    }
     this._view.mark(this._step);
     this._drawStep(answer, answer.steps[this._step]);
     this._drawSteps(answer);
     this._drawCost(answer);
+  }
+
+  /** Leaves nothing of the step that was drawn before. */
+  _drawNoStep() {
+    const why = this._view?.answer.end ? "No step: the answer ended with its first token." : "No step yet.";
+    this._places.step.replaceChildren(make("p", { class: "hint" }, why));
+    this._places.steps.replaceChildren();
+    this._places.cost.replaceChildren();
+    this._title.textContent = "Step";
+    this._previous.disabled = this._next.disabled = true;
   }
 
   _drawSteps(answer) {

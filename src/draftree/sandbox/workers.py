@@ -6,6 +6,7 @@ holds the engine or another request up.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -35,6 +36,15 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_idle.clear)  # two processes must not share a worker
 
 
+def _waiting() -> subprocess.Popen[bytes] | None:
+    """Take a worker that waits; None: none does. Those that died while they waited are left out."""
+    with contextlib.suppress(IndexError):  # none waits
+        while (worker := _idle.pop()).poll() is not None:
+            worker.communicate()  # closes its pipes
+        return worker
+    return None
+
+
 def run(name: str, *arguments: Any) -> Any:
     """Run a job of ``jobs`` in a worker of its own and return its result.
 
@@ -44,7 +54,7 @@ def run(name: str, *arguments: Any) -> Any:
     job = json.dumps([CPU_SECONDS, SECONDS, _KEPT, name, arguments], default=str).encode() + b"\n"
     command, pipe = [sys.executable, "-P", str(Path(jobs.__file__))], subprocess.PIPE
     try:
-        started = _idle.pop() if _idle else None
+        started = _waiting()
         worker = started or subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)  # noqa: S603
     except OSError as error:
         raise JobError(f"no process for it can be started ({error.strerror})") from None
