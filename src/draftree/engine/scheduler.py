@@ -1,7 +1,8 @@
 """Which requests run: a queue, and admission by free cache; how much a step reads of prompts, and how much it drafts.
 
-A request is admitted where the cache has room for its text and some more, not for the longest text that it may come to.
-Where the texts that run have become too long for the cache, one of them waits again, and is read anew in its turn.
+Where rows grow with their texts, a request is admitted if the cache has room for its text and some more; where the
+texts that run have become too long for the cache, one of them waits again, and is read anew in its turn. Elsewhere the
+cache has to have room for the longest text that it may come to.
 Makes no step.
 """
 

@@ -259,7 +259,7 @@ class EngineRequest(Request):
         return None if self.output_ids else self.params.prompt_logprobs
 
     def row_length(self, tokens: int) -> int:
-        """Tokens that its row may hold while its text has so many.
+        """Tokens that its row needs room for while its text has so many: those, and the nodes of a step.
 
         Of a large node budget only a part counts: most trees stay far below it, and the cache grows for one that does
         not.
