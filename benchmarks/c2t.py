@@ -7,14 +7,13 @@
 What the drafter drafts from every token of the target's greedy answers is recorded once (``recorded.py``). Then each
 policy grows its trees of it, and match verification accepts what the text follows: MAL (bonus token included) and
 verified nodes are those of decoding. "joint" is the classifiers' policy with the path's own draft probability as the
-score. ``--tops`` compares second top-K's of a layer (the paper's Figure 5); ``--calibration`` shows
+score. ``--tops`` compares second top-K's of a layer (the paper's Figure 5) within 256 nodes; ``--calibration`` shows
 draft probability beside acceptance by entropy and rank (Figure 2).
 
 Curves: tau is MAL, gamma the nodes verified for each generated token. "At equal MAL" reads each curve at the MAL of
-EAGLE-2 with 8, 16, 32 and 64 nodes, between its points by straight lines; ratios have 95% bootstrap intervals over
-prompts. ``--clock`` then decodes the prompts for real, taking turns: EAGLE-2 at these points, and each curve with the
-setting, between its points, that has the same MAL, and prints time a token over EAGLE-2's (mean of ratios, without
-prefill).
+EAGLE-2 with 8, 16 and 32 nodes, between its points by straight lines; ratios have 95% bootstrap intervals over prompts.
+``--clock`` then decodes the prompts for real, taking turns: EAGLE-2 at these points, and each curve with the setting,
+between its points, that has the same MAL, and prints time a token over EAGLE-2's (mean of ratios, without prefill).
 """
 
 from __future__ import annotations
@@ -51,13 +50,13 @@ from .curves import Curve, Point, every_prompt, over_at_equal_mal, weighted
 from .papers.plots import check_plots, line_style, plot
 from .recorded import DEPTH, KnownText, RecordedSource, Recording, add_options, recorded
 
-SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96)
-BETAS = (0.5, 0.3, 0.2, 0.1, 0.07, 0.05, 0.03, 0.02, 0.01, 0.005, 0.002, 0.001)
+SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
+BETAS = (0.5, 0.3, 0.2, 0.1, 0.07, 0.05, 0.03, 0.02, 0.01, 0.005)
 LENGTHS = range(1, 9)
-AT = (8, 16, 32, 64)
+AT = (8, 16, 32)
 CHAIN_AT = (2, 3, 4)
-MOST_NODES = 256
-"""Budget of curves over beta: few trees reach it, so that beta, and the top-K, decide."""
+TOP_NODES = 256
+"""Budget where top-K's are compared: few trees reach it, so that K decides."""
 _NOTED = 0.01
 Contestant = tuple[str, GrowthPolicy, int]
 """Label, policy and node budget."""
@@ -85,7 +84,7 @@ def trees(scores: dict[str, Score], *, sizes: bool) -> dict[str, list[Contestant
         "opt-tree, N": [(f"N={n}", OptTree(0.001, DEPTH), n) for n in SIZES],
     }
     for name, score in scores.items():
-        curves[f"{name}, beta"] = [(f"beta={b:g}", _tree(score, b), MOST_NODES) for b in BETAS]
+        curves[f"{name}, beta"] = [(f"beta={b:g}", _tree(score, b), SIZES[-1]) for b in BETAS]
         if sizes:
             curves[f"{name}, N"] = [(f"N={n}", _tree(score, 0.002), n) for n in SIZES]
     return curves
@@ -97,7 +96,7 @@ def top_ks(classifiers: dict[str, Classifier], tops: Sequence[int | None]) -> di
     for name, net in classifiers.items():
         for top in tops:
             key = f"{name}, K={'none' if top is None else top}"
-            curves[key] = [(f"beta={b:g}", _tree(net, b, top=top), MOST_NODES) for b in BETAS]
+            curves[key] = [(f"beta={b:g}", _tree(net, b, top=top), TOP_NODES) for b in BETAS]
     return curves
 
 
