@@ -324,7 +324,8 @@ class EagleSource(RowSource):
     model: DraftHead = field()
 
     def _read_on(self, request: Request, row: Row, count: int) -> None:
-        self.model.read([row], [request.ids[row.length + 1 :][:count]], [self.row_of(request)])
+        first = row.length + 1
+        self.model.read([row], [request.ids[first : first + count]], [self.row_of(request)])
 
     def row_of(self, request: Request) -> Row:
         """The target's."""
