@@ -79,9 +79,9 @@ def _text(docs: Path | None, name: str) -> str:
 
 
 def merged(digests: str, newer: str) -> str:
-    """The digests of all runs, those of a run that is in both from the newer ones."""
+    """The digests of all planned runs, those of a run that is in both from the newer ones."""
     lines = {json.loads(line)["run"]: line for line in (*digests.splitlines(), *newer.splitlines())}
-    return "".join(f"{lines[name]}\n" for name in sorted(lines))
+    return "".join(f"{lines[name]}\n" for name in sorted(lines.keys() & {run.name for run in RUNS}))
 
 
 def needed(only: Sequence[str]) -> set[str]:

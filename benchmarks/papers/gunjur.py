@@ -25,7 +25,7 @@ PUBLISHED: Mapping[str, tuple[str, float | None]] = {
     "static": ("static tree", 1.02),
     "early-stop:nodes=4": ("simple cutoff, 4 tokens", 1.05),
     "early-stop": ("simple cutoff, 31 tokens", 1.05),
-    "naive-width:nodes=7": ("naive width", None),
+    "naive-width:depth=4:nodes=7": ("naive width", None),
     f"dynamic-width-depth:nodes={MAX_NODES}": ("dynamic width and depth", 1.07),
     f"dynamic-width:nodes={MAX_NODES}": ("dynamic width", 1.08),
 }
@@ -189,7 +189,7 @@ def _scattered(runs: Runs, title: str, name: str, base: str, methods: Sequence[s
                 axes.axhline(0, color="black", linewidth=0.8)
                 axes.axvline(0, color="black", linewidth=0.8)
                 axes.axhline(statistics.mean(seconds), color="black", linestyle="--", linewidth=1)
-                axes.set_title(f"{run.path.name}: {method}", fontsize=7)
+                axes.set_title(f"{run.path.name}: {_shown(run, method)}", fontsize=7)
         made.figure.supxlabel(f"wasted layers saved over {base}")
         made.figure.supylabel("seconds saved")
     text = [
@@ -201,25 +201,31 @@ def _scattered(runs: Runs, title: str, name: str, base: str, methods: Sequence[s
     return Section(title, text, figure=(name, made.svg), runs=found)
 
 
+def _shown(run: LoadedRun, method: str) -> str:
+    """The contestant of a method without settings, with its node budget."""
+    entry = plain(run, method)
+    return method if entry is None else shown(entry)
+
+
 def _saved(run: LoadedRun, base: str, method: str) -> str:
     """What the points of a panel say, in words."""
     both = pairs(*(run.by_method[entry.label] for m in (method, base) if (entry := plain(run, m))))
     share = interval([a.seconds / b.seconds for a, b in both])
     layers, seconds = [float(wasted(b) - wasted(a)) for a, b in both], [b.seconds - a.seconds for a, b in both]
     return (
-        f"- `{run.path.name}`: `{method}` takes {share.text()} of the time of `{base}` and wastes "
+        f"- `{run.path.name}`: `{_shown(run, method)}` takes {share.text()} of the time of `{base}` and wastes "
         f"{interval(layers).text('.1f')} fewer layers a prompt; the two have a correlation of "
         f"{correlation(layers, seconds)}."
     )
 
 
-def _shown(runs: Runs) -> list[Interval]:
+def _gains(runs: Runs) -> list[Interval]:
     """Dynamic width over the chain, and over the static tree, of each run."""
     return [x for run in of(runs, RUNS) for base in (BASELINE, "static") if (x := over(run, "dynamic-width", base))]
 
 
 def _verdict(runs: Runs) -> Verdict | None:
-    return Verdict.of([found.low > 1 for found in _shown(runs)])
+    return Verdict.of([found.low > 1 for found in _gains(runs)])
 
 
 def _found(runs: Runs) -> str | None:

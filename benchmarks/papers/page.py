@@ -116,7 +116,8 @@ def paying(runs: Runs) -> list[str]:
 
 def _size(entry: Entry) -> int:
     """Most nodes of a contestant's trees."""
-    return int(next((entry.settings[key] for key in ("depth", "cap") if key in entry.settings), entry.nodes))
+    setting = {"chain": "depth", "hsddw": "cap"}.get(entry.method, "")
+    return int(entry.settings.get(setting, entry.nodes))
 
 
 def _faster(run: LoadedRun, own: Entry, other: Entry) -> Interval | None:

@@ -32,7 +32,7 @@ FILES = {"target": "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf", "draft": "qwen2.5-
 WHO = "auto,peer:llama.cpp"
 """What users choose from."""
 DYNAMIC = (
-    f"chain,static,early-stop:nodes=4,early-stop,naive-width:nodes=7,dynamic-width:nodes={MAX_NODES},"
+    f"chain,static,early-stop:nodes=4,early-stop,naive-width:depth=4:nodes=7,dynamic-width:nodes={MAX_NODES},"
     f"dynamic-width-budget,dynamic-width-depth:nodes={MAX_NODES},dynamic-width:nodes=4"
 )
 """The paper's methods, and ours. Its chain has 4 tokens; of the length of its other chains it says nothing, so they are
@@ -260,7 +260,7 @@ RUNS: Sequence[PlannedRun] = (
     PlannedRun("humaneval-quality-coder", CODER, "humaneval", 20, 256, QUALITY, 10, scored=True, **_BEAMS),
     PlannedRun("gsm8k-quality-coder", CODER, "gsm8k", 12, 320, QUALITY, 9, scored=True, **_BEAMS),
     PlannedRun("mt-bench-beams-coder", CODER, "mt-bench", 12, 128, FOREST, 8, options=FIRST, **_BEAMS),
-    PlannedRun("answers-coder", CODER, "gsm8k", 200, 320, "auto", 42, "lookup", scored=True),
+    PlannedRun("answers-coder", CODER, "gsm8k", 200, 320, "ar", 27, "lookup", scored=True),
     *_both("plain", "mt-bench", TREES, (32, 64, 4), (12, 48, 4), temperature="1", options=(*FIRST, *PLAIN)),
     *_both("deltas", "mt-bench", f"{DELTAS},{BY_COSTS}", (12, 64, 1), (5, 48, 1), options=FIRST),
     *_both(

@@ -171,13 +171,13 @@ def new_file(name: str | Path, what: str) -> Path:
     return path
 
 
-_PART, _LOCK = ".part", ".lock"
+_PART, LOCK = ".part", ".lock"
 """Suffixes of a file that is being written, and of a lock; their names begin with a dot."""
 
 
 def is_bare(folder: Path) -> bool:
     """There is nothing in a folder, which may be missing, but what killed processes have left."""
-    return not folder.exists() or all(p.name[0] == "." and p.name.endswith((_PART, _LOCK)) for p in folder.iterdir())
+    return not folder.exists() or all(p.name[0] == "." and p.name.endswith((_PART, LOCK)) for p in folder.iterdir())
 
 
 @contextlib.contextmanager
@@ -199,7 +199,7 @@ def locked(path: Path, what: str, *, folder: bool) -> Iterator[None]:
         make_folder(path)
     from filelock import FileLock, Timeout
 
-    place = path / _LOCK if folder else path.with_name(f".{path.name}{_LOCK}")
+    place = path / LOCK if folder else path.with_name(f".{path.name}{LOCK}")
     lock = FileLock(place, blocking=False)
     with _writing(place):
         try:

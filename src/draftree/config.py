@@ -31,6 +31,7 @@ _WAYS_OUT = {
     "less_than": "use less than {lt}",
     "too_short": "give at least one entry",
     "literal_error": "choose from {expected}",
+    "multiple_of": "use a multiple of {multiple_of}",
 }
 """What pydantic finds -> what to do."""
 

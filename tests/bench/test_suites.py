@@ -31,6 +31,7 @@ MBPP = {
     "test_list": ["assert f() == 1", "assert 1"],
 }
 SQUAD = {
+    "title": "Bern",
     "paragraphs": [
         {
             "context": "Bern lies in Switzerland.",
@@ -97,7 +98,7 @@ def test_mbpp_is_its_test_split(data: str) -> None:
 
 def test_squad_has_the_text_and_all_answers(data: str) -> None:
     (item,) = load_suite("squad", data=data)
-    assert (item.id, item.reference) == ("q1", ["Switzerland"])
+    assert (item.id, item.reference, item.category) == ("q1", ["Switzerland"], "Bern")
     assert "Bern lies in" in item.turns[0] and "Where is Bern?" in item.turns[0]
 
 
@@ -105,6 +106,7 @@ def test_spider_has_the_schema_and_only_databases_that_are_there(data: str) -> N
     (item,) = load_suite("spider", data=data)
     assert "owner(name)\npet(name, age)" in item.turns[0]
     assert item.reference == {"query": "SELECT count(*) FROM pet", "database": "pets"}
+    assert item.category == "pets"
 
 
 def test_spider_without_databases_says_where_they_go(data: str) -> None:

@@ -25,12 +25,13 @@ from benchmarks.papers.plan import (
     FILES,
     PROGRAMS,
     RUNS,
+    SMALL,
     TREE_SIZES,
     Pair,
     Plan,
     PlannedRun,
 )
-from benchmarks.papers.sections import Chapter, Part, Section, Verdict, verdict_in
+from benchmarks.papers.sections import Chapter, Part, Section, Verdict, shown, verdict_in
 from benchmarks.quality.answers import FILE, Scored
 from draftree.bench.entries import AR, Entry, entries
 from draftree.bench.results import CONFIG, SUMMARY, Parts, Turn
@@ -340,7 +341,8 @@ def test_digests_of_some_runs_leave_those_of_others(folder: Path) -> None:
     runs = {run.path.name: run for run in load_runs(folder)}
     every, some = build(runs)[DIGESTS], build(runs, ["hsddw"])[DIGESTS]
     old = every.replace('"commit": "0abc"', '"commit": "0def"')
-    both = {line["run"]: line["commit"] for line in map(json.loads, merged(old, some).splitlines())}
+    dropped = json.dumps({"run": "a-run-that-is-planned-no-more", "commit": "0def"})
+    both = {line["run"]: line["commit"] for line in map(json.loads, merged(f"{old}{dropped}\n", some).splitlines())}
     assert both.keys() == runs.keys()
     assert {name for name in both if both[name] == "0abc"} == {*hsddw.LEVELS, *hsddw.WINDOWS}
 
@@ -364,9 +366,18 @@ def test_rivals_of_as_many_nodes_are_compared(folder: Path) -> None:
     rows = [[cell.strip() for cell in line.split("|")] for line in text.splitlines() if line.startswith("| ")]
     over = {row[1]: row[5] for row in rows}
     assert over["chain:depth=8"] == "1.00 [1.00, 1.00]" and over["auto"] == over["ar"] == ""
-    places = [entry.label for entry in run.entries]
-    ratio = (places.index("hsddw:cap=8") + 1) / (places.index("chain:depth=8") + 1)
-    assert float(over["hsddw:cap=8"].split()[0]) == pytest.approx(ratio, rel=0.2)
+    places = [shown(entry) for entry in run.entries]
+    for label in over.keys() & {*places}:
+        if rival := next((f"chain:depth={n}" for n in SMALL if re.search(f"(nodes|cap)={n}$", label)), None):
+            ratio = (places.index(label) + 1) / (places.index(rival) + 1)
+            assert float(over[label].split()[0]) == pytest.approx(ratio, rel=0.2), label
+
+
+def test_a_figure_of_one_method_says_within_how_many_nodes_it_was(folder: Path) -> None:
+    """Figure 5 has early stopping within 4 tokens, and Figure 2 beside it within 31 too."""
+    runs = {run.path.name: run for run in load_runs(folder)}
+    text = build(runs, ["gunjur"])["papers/gunjur.md"]
+    assert "`early-stop:nodes=4` takes" in text and "`dynamic-width:nodes=4096` takes" in text
 
 
 def test_a_verdict_on_opt_tree_is_of_all_its_tables(folder: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from draftree.artifacts import locked
+from draftree.artifacts import LOCK, locked
 from draftree.cli.main import run
 from draftree.models.heads import head_folder, own_heads
 from draftree.models.heads.own_heads import HEAD_RECORD, RECORD
@@ -97,6 +98,31 @@ def test_a_head_that_is_being_trained_is_not_removed(target: str, tmp_path: Path
     with locked(folder, "it", folder=True):
         assert run(["heads", "remove", "model"]) == 2
     assert str(folder) in complaint(capsys) and folder.exists()
+
+
+def test_what_is_removed_is_held_by_nobody(
+    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    """Windows removes no folder with an open file, and the command had one open itself."""
+    assert train(target, tmp_path, "--steps", "1") == 0
+    rmtree = shutil.rmtree
+
+    def of_windows(path: Path) -> None:
+        assert not [file for file in path.rglob("*") if file.name == LOCK]
+        rmtree(path)
+
+    monkeypatch.setattr(shutil, "rmtree", of_windows)
+    assert run(["heads", "remove", "model"]) == 0
+    assert own_heads.own_heads() == []
+
+
+@pytest.mark.parametrize("name", [".hidden.gguf", "-.gguf"])
+def test_a_head_for_a_file_with_an_odd_name_is_listed(name: str, target: str, tmp_path: Path, capsys: Captured) -> None:
+    """Folders that begin with a dot are left out of the list, and so this head was never found."""
+    path = Path(target).rename(tmp_path / name)
+    assert train(str(path), tmp_path, "--steps", "1") == 0
+    (folder,) = own_heads.own_heads()
+    assert folder.name[0].isalpha() and drafter(str(path), capsys).startswith("lookup+head")
 
 
 def test_training_starts_from_the_head_that_comes_for_a_model(

@@ -90,11 +90,11 @@ def test_it_trains_a_head_that_generate_drafts_with(
 
 @pytest.mark.parametrize("arch", ["eagle", "eagle3"])
 def test_a_head_has_the_mlp_that_is_asked_for(arch: str, model: str, prompts: Path, tmp_path: Path) -> None:
-    assert run(asked(model, prompts, tmp_path / "head", "--arch", arch, "--feed-forward", "48")) == 0
+    assert run(asked(model, prompts, tmp_path / "head", "--arch", arch, "--feed-forward", "32")) == 0
     head = find_head(tmp_path / "head")
     assert head is not None
-    assert head.config.intermediate_size == 48
-    assert head.arrays(None).tensors["layers.0.mlp.gate_proj.weight"].shape[0] == 48
+    assert head.config.intermediate_size == 32
+    assert head.arrays(None).tensors["layers.0.mlp.gate_proj.weight"].shape[0] == 32
 
 
 def test_a_packed_head_is_smaller_and_drafts(model: str, trained: Path, prompts: Path, tmp_path: Path) -> None:
@@ -241,8 +241,26 @@ def test_a_head_that_was_copied_here_is_not_overwritten(
 
 def test_nothing_to_learn_from_is_said(model: str, prompts: Path, tmp_path: Path, capsys: Captured) -> None:
     capsys.readouterr()
-    assert run(asked(model, prompts, tmp_path / "head", "--held-out", "5")) == 1
-    assert "no responses to learn from: 5 prompts, of which 5 are kept apart" in complaint(capsys)
+    assert run(asked(model, prompts, tmp_path / "head", "--held-out", "5")) == 2
+    assert "--held-out 5 of 5 prompts leaves none to learn from" in complaint(capsys)
+    assert not (tmp_path / "head" / "work").exists()
+    longest = prompts.with_name("longest.txt")  # it is drawn last, and here not at all
+    longest.write_text("a\n" + "b " * 40)
+    given = asked(model, longest, tmp_path / "head", "--tokens", "1", "--rows", "1", "--seed")
+    assert {run([*given, str(seed)]) for seed in range(2)} == {0, 1}
+    assert "no responses to learn from: of 2 prompts 1 are kept apart" in complaint(capsys)
+
+
+def test_a_head_in_a_folder_that_is_called_as_a_drafter_is_checked_itself(
+    model: str, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    """Drafter head, the one that auto finds, was measured in its place, or was not there."""
+    shutil.copytree(trained, tmp_path / "lookup")
+    monkeypatch.chdir(tmp_path)
+    for name in (str(trained), "lookup"):
+        assert run(["heads", "check", name, "--target", model]) == 0
+    one, other = (line.partition(": ")[2] for line in capsys.readouterr().out.splitlines())
+    assert one == other
 
 
 BAD = {
@@ -250,6 +268,7 @@ BAD = {
     "no head to start from": (["--init", "nowhere"], "no draft head of this --arch in nowhere"),
     "a licence too many": (["--licence", "MIT", "--licence", "CC0"], "2 --licence for 1 --prompts"),
     "no such kind": (["--arch", "eagle9"], "--arch eagle9: use one of eagle, eagle3"),
+    "an odd width": (["--feed-forward", "48"], "feed-forward is 48: use a multiple of 32"),
     "no prompt file": (["--prompts", "nowhere.txt"], "no prompt file 'nowhere.txt'"),
 }
 

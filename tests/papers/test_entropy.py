@@ -108,6 +108,14 @@ def test_naive_width_gives_the_last_position_four_alternatives() -> None:
     assert (tree.parents, tree.tokens) == ([-1, 0, 1, 1, 1, 1], [0, 0, 0, 1, 2, 3])
 
 
+@pytest.mark.parametrize(("entropies", "nodes"), [((0.1, 0.1, 0.1, 0.1, 0.1), 4), ((0.1, 0.1, 0.1, 1.2, 0.1), 7)])
+def test_naive_width_within_four_levels_has_three_tokens_and_four_leaves_at_most(
+    entropies: tuple[float, ...], nodes: int
+) -> None:
+    tree = drafted(EntropyStop(1.0, width=4, depth=4), by_depth(*entropies))
+    assert (len(tree), tree.depth) == (nodes, 4)
+
+
 def test_the_static_tree_has_thirty_nodes() -> None:
     tree = drafted("static", always(0.5))
     assert len(tree) == 2 + 4 + 8 + 16

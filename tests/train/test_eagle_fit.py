@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -222,6 +223,32 @@ def test_a_checkpoint_of_another_fit_is_refused(target: HFModel, learned: list[R
         made(target, learned, 7).resume(tmp_path / "checkpoint.pt")
 
 
+def test_a_fit_goes_on_without_responses_that_are_gone(
+    target: HFModel, learned: list[Response], tmp_path: Path
+) -> None:
+    """A damaged file of responses had to be removed, as its message said, and the checkpoint was refused then."""
+    made(target, learned, 7).save(tmp_path / "checkpoint.pt")
+    fit = made(target, learned[1:], 7)
+    assert fit.resume(tmp_path / "checkpoint.pt")
+    assert [r.number for r in fit.responses] == [r.number for r in learned[1:]]
+    assert list(fit.run()) == list(range(1, 8))
+    fit = made(target, learned, 7)
+    fit.responses = [replace(learned[0], number=99)]
+    with pytest.raises(ConfigError, match="other responses"):
+        fit.resume(tmp_path / "checkpoint.pt")
+
+
+def test_a_fit_that_goes_on_weighs_embeddings_as_before(
+    target: HFModel, learned: list[Response], tmp_path: Path
+) -> None:
+    """The weight is taken from the first responses that are there, which are others in a later round."""
+    begun, later = made(target, learned, 7), made(target, learned, 7)
+    begun.network.config = replace(begun.network.config, embedding_scale=2.5)
+    begun.save(tmp_path / "checkpoint.pt")
+    assert later.resume(tmp_path / "checkpoint.pt")
+    assert later.best.config == begun.best.config
+
+
 def test_a_truncated_checkpoint_is_refused(target: HFModel, learned: list[Response], tmp_path: Path) -> None:
     path = tmp_path / "checkpoint.pt"
     fit = made(target, learned, 7)
@@ -270,3 +297,6 @@ def test_the_draft_vocabulary_is_of_the_most_frequent_tokens() -> None:
     assert found.tolist() == [2, 5, 7, 9]  # the prompt's two 9 do not count, 9 itself comes twice in the response
     assert draft_vocabulary([Response(0, 0.0, 2, tokens, torch.zeros(9, 4))], 12, 6).tolist() == [0, 1, 2, 5, 7, 9]
     assert draft_vocabulary([Response(0, 0.0, 2, tokens, torch.zeros(9, 4))], 12, 99).tolist() == list(range(12))
+    known = torch.tensor([2, 3, 11])  # of the head that training starts from
+    assert draft_vocabulary([Response(0, 0.0, 2, tokens, torch.zeros(9, 4))], 12, 6, known).tolist() == [2, 3, 5, 7, 9, 11]
+    assert draft_vocabulary([Response(0, 0.0, 2, tokens, torch.zeros(9, 4))], 12, 3, known).tolist() == [5, 7, 9]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from datetime import date, datetime
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,11 @@ from draftree.artifacts import write_whole
 from draftree.config import SamplingParams
 from draftree.engine.engine import Engine
 from draftree.errors import ConfigError, ModelFileError, PromptError, RunError
-from draftree.models.base import FINAL_STATE, FeatureSpec, prefill
+from draftree.models.base import FINAL_STATE, FeatureSpec, Row, prefill
 from draftree.models.huggingface.cache import feature_part
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.models.native.native_model import NativeModel
+from draftree.text.encoding import Conversation, render, user
 from draftree.train import head_data, responses, shards
 from draftree.train.head_data import HeadData, by_length
 from draftree.train.responses import TEMPERATURES, DataRecipe, Response, digest, encoded, respond, shuffled
@@ -260,12 +262,44 @@ def test_prompts_of_like_length_are_answered_together(target: HFModel, tmp_path:
     assert data.numbers == {1, 3}  # the two shortest
 
 
-def test_prompts_that_are_too_long_are_left_out(target: HFModel) -> None:
+def test_prompts_that_are_too_long_are_left_out(target: HFModel, capsys: pytest.CaptureFixture[str]) -> None:
     model = HFModel(tiny(), tiny_tokenizer(), self_test=False)
+    assert len(encoded(model, ["the cat"], raw=True)) == 1
+    assert capsys.readouterr().err == ""
     assert len(encoded(model, ["the cat", "a" * 200], raw=True)) == 1
+    assert capsys.readouterr().err == "1 of 2 prompts are longer than 64 tokens and left out\n"
     with pytest.raises(PromptError, match="64 tokens"):
         encoded(model, ["a" * 200], raw=True)
     assert digest([[1, 2], [3]]) != digest([[1], [2, 3]])
+
+
+def test_a_template_that_writes_the_date_gives_the_same_prompts_on_another_day(tmp_path: Path) -> None:
+    """A training that went on after midnight was told that its prompts were others."""
+    template = "{{ strftime_now('%d/%m/%Y') }} {{ messages[0]['content'] }}"
+    path = tiny_gguf.write(tmp_path / "model.gguf", layers=1, hidden=32, heads=2, kv_heads=1, template=template)
+    model = NativeModel(path)
+    assert encoded(model, ["the cat"], raw=False) == encoded(model, ["01/01/2026 the cat"], raw=True)
+    days = [date.today(), date.today()]
+    days[1:1] = [datetime.strptime(render(model.tokenizer, Conversation(user("a")))[:10], "%d/%m/%Y").date()]
+    assert days == sorted(days)
+
+
+def test_no_more_rows_are_opened_than_the_cache_holds(tmp_path: Path) -> None:
+    """Where the memory was little all rows ended with the pass that found it full, most of them not finished."""
+    path = tiny_gguf.write(tmp_path / "model.gguf", layers=1, hidden=32, heads=2, kv_heads=1, context=512)
+    model, most = NativeModel(path), list[int]()
+    model.cache_bytes = 4 * model.loaded.page_bytes + 2 * model.loaded.row_bytes  # a row has a page more than it fills
+    opened = model.open
+
+    def noted() -> Row:
+        row = opened()
+        most.append(model.rows)
+        return row
+
+    model.open = noted  # type: ignore[method-assign]
+    found = respond(model, PROMPTS, range(4), rows=4, max_tokens=20, seed=0)
+    assert sorted(r.number for r in found) == [0, 1, 2, 3]
+    assert max(most) == 2
 
 
 def test_the_prompts_that_ship_differ_and_start_with_every_kind() -> None:

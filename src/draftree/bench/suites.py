@@ -74,20 +74,22 @@ def gsm8k(row: Row, number: int) -> Iterator[Item]:
 
 
 def squad(row: Row, number: int) -> Iterator[Item]:
-    """An article of SQuAD v1.1's JSON; the reference is the list of answers."""
+    """An article of SQuAD v1.1's JSON, whose title is the category; the reference is the list of answers."""
     for part in row["paragraphs"]:
         for qa in part["qas"]:
             query = f"Answer with the shortest phrase of this text that is right: {_text(qa['question'])}"
             prompt = f"{_text(part['context'])}\n\n{query}"
-            yield Item(_text(qa["id"]), "squad", (prompt,), [_text(a["text"]) for a in qa["answers"]])
+            reference = [_text(answer["text"]) for answer in qa["answers"]]
+            yield Item(_text(qa["id"]), _text(row["title"]), (prompt,), reference)
 
 
 def spider(row: Row, number: int, schemas: Mapping[str, str]) -> Iterator[Item]:
-    """Spider, where its database has a schema. The reference is the gold query and the database's name."""
+    """Spider, where its database has a schema; its name is the category. The reference is the gold query and the name.
+    """
     if schema := schemas.get(name := _text(row["db_id"])):
         prompt = f"{schema}\n\nWrite one SQLite query, and nothing else, that answers: {_text(row['question'])}"
         reference = {"query": _text(row["query"]), "database": name}
-        yield Item(str(row.get("id", number)), "spider", (prompt,), reference)
+        yield Item(str(row.get("id", number)), name, (prompt,), reference)
 
 
 def user_line(row: Row, number: int) -> Iterator[Item]:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from ..artifacts import locked, user_path
+from ..artifacts import LOCK, locked, user_path
 from ..bench.run import encode_turns
 from ..bench.suites import STARTER, load_suite
 from ..config import SamplingParams
@@ -68,7 +68,7 @@ def check(
 ) -> None:
     """Measure how often a head is right on 20 prompts that come with draftree for no training."""
     given = user_path(name)
-    folder = given if (given / CONFIG).is_file() else named_head(name, shipped(SHIPPED))
+    folder = given.absolute() if (given / CONFIG).is_file() else named_head(name, shipped(SHIPPED))
     made_for = target or head_in(folder).target
     if made_for is None:
         raise ConfigError(f"draft head {folder} does not name its target: give --target")
@@ -97,10 +97,15 @@ def check(
 def remove(name: Annotated[str, typer.Argument(metavar="NAME", help=f"{_LISTED}.")]) -> None:
     """Remove one of your heads, with what its training needs."""
     folder = named_head(name)
-    with locked(folder, "head", folder=True):
-        try:
+    try:
+        with locked(folder, "head", folder=True):
             (folder / CONFIG).unlink(missing_ok=True)  # without it there is no head, whatever else is left
-            shutil.rmtree(folder)
-        except OSError as error:
-            raise RunError(f"cannot remove {error.filename}: {error.strerror}: remove {folder} by hand") from None
+            for path in folder.iterdir():
+                if path.is_dir():
+                    shutil.rmtree(path)
+                elif path.name != LOCK:  # Windows removes no open file
+                    path.unlink()
+        shutil.rmtree(folder)
+    except OSError as error:
+        raise RunError(f"cannot remove {error.filename}: {error.strerror}: remove {folder} by hand") from None
     out.print(f"removed {folder}")

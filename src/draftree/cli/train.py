@@ -159,7 +159,7 @@ def head(
 ) -> None:
     """Train a draft head for a model on its own responses to prompts; drafter auto uses it from then on.
 
-    Ctrl-C keeps what is done: after some minutes there is a head, and the same command goes on from there.
+    Ctrl-C keeps what is done: after a sixth of the time there is a head, and the same command goes on from there.
     """
     architecture = options.arch
     if out is not None:
@@ -204,7 +204,9 @@ def head(
             f"on {record.held_out} responses kept apart: MAL of its chains {record.mal:.2f}, acceptance at depth 1 to "
             f"{len(record.acceptance)}: {rates}"
         )
-    use = f"draft with it by --drafter {folder}" if out else "drafter auto finds it, and 'draftree heads' lists it"
+    use = "drafter auto finds it, and 'draftree heads' lists it"
+    if out:
+        use = f"draft with it by --drafter {folder.absolute()}"
     output.print(f"{folder}: {use}; {folder / WORK} may be deleted")
 
 

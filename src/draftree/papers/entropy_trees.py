@@ -16,7 +16,7 @@ from typing import Annotated
 import numpy as np
 from annotated_types import Ge
 
-from ..config import Checked, Count, Entropy
+from ..config import MAX_NODES, Checked, Count, Entropy
 from ..errors import ConfigError, call_named
 from ..policies.base import Child, Frontier, GrowthPolicy, Width, descending
 
@@ -138,20 +138,22 @@ def fit(wanted: Sequence[int], share: int) -> list[int]:
 class EntropyStop(Checked, GrowthPolicy):
     """A chain that ends with the first token whose entropy is above ``stop`` (Gunjur & Waitz, Section 3.1).
 
-    That last position gets ``width`` alternatives instead of one when ``width`` > 1 ("naive width"). Depth is bounded
-    by the node budget alone: the paper names no bound.
+    That last position gets ``width`` alternatives instead of one when ``width`` > 1 ("naive width"). The paper names no
+    bound of the depth: by default the node budget is all that bounds it.
     """
 
     stop: Entropy = 1.0
     width: Width = 1
+    depth: Count = MAX_NODES
 
     def width_for(self, nodes: int) -> int:
         return min(self.width, nodes)
 
     def grow(self, frontier: Frontier) -> list[Child]:
-        """One child below ``stop``; ``width`` leaves above."""
+        """One child below ``stop``; ``width`` leaves above; leaves alone at the last level."""
         sure = [candidates.entropy <= self.stop for candidates in frontier.candidates]
-        return frontier.likeliest([1 if each else self.width for each in sure], sure)
+        goes_on = frontier.depth + 1 < self.depth
+        return frontier.likeliest([1 if each else self.width for each in sure], [each and goes_on for each in sure])
 
 
 def early_stop(stop: float = 1.0) -> GrowthPolicy:
@@ -159,9 +161,9 @@ def early_stop(stop: float = 1.0) -> GrowthPolicy:
     return EntropyStop(stop)
 
 
-def naive_width(stop: float = 1.0, width: int = 4) -> GrowthPolicy:
+def naive_width(stop: float = 1.0, width: int = 4, depth: int = MAX_NODES) -> GrowthPolicy:
     """The method ``naive-width``."""
-    return EntropyStop(stop, width)
+    return EntropyStop(stop, width, depth)
 
 
 def dynamic_width(

@@ -24,9 +24,14 @@ _STACK = 1 << 20
 """Bytes of stack: what can be read here can be read by threads of the package too, which have some megabytes."""
 
 
-def render(template: str, variables: dict[str, Any]) -> str:
-    """Render a chat template."""
-    return str(_compiled(template).render(**variables))
+def render(template: str, variables: dict[str, Any], day: str | None = None) -> str:
+    """Render a chat template.
+
+    Args:
+        day: in place of today, as YYYY-MM-DD.
+    """
+    fixed = {} if day is None else {"strftime_now": datetime.fromisoformat(day).strftime}
+    return str(_compiled(template).render({**variables, **fixed}))
 
 
 @functools.lru_cache(maxsize=8)

@@ -27,12 +27,14 @@ class Conversation:
         tools: functions that may be called: "function" with "name", "description" and "parameters" (a JSON Schema).
         continued: the answer goes on with the last message, an assistant's, in place of beginning one.
         variables: what the template reads besides, such as "enable_thinking".
+        day: that it writes, as YYYY-MM-DD; None: today.
     """
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] = ()
     continued: bool = False
     variables: Mapping[str, Any] = field(default_factory=dict)
+    day: str | None = None
 
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]] | Conversation
@@ -142,7 +144,7 @@ def render(tokenizer: Tokenizer, conversation: Conversation) -> str:
     if not all(_writes_calls(tokenizer, arguments) for arguments in probes):
         messages, tools = _with_calls_as_text(messages, tools), []
     try:
-        return _rendered(tokenizer, messages, tools, conversation.variables, continued=conversation.continued)
+        return _rendered(tokenizer, messages, tools, conversation)
     except JobError as error:
         raise ChatTemplateError(
             f"the model's chat template does not take this conversation ({error}): give text to continue, or another "
@@ -181,23 +183,25 @@ def _rendered(
     tokenizer: Tokenizer,
     messages: Sequence[dict[str, Any]],
     tools: Sequence[dict[str, Any]],
-    variables: Mapping[str, Any],
-    *,
-    continued: bool,
+    conversation: Conversation,
 ) -> str:
     """A conversation as the chat template writes it, up to what begins an answer, or to the last message's content.
+
+    Args:
+        messages, tools: of the conversation, as the template takes them.
 
     Raises:
         JobError: the template fails.
     """
-    if continued:
+    if continued := conversation.continued:
         *before, last = messages
         messages = [*before, {**last, "content": last["content"] + _GOES_ON}]
     given = {"messages": messages, "tools": list(tools) or None, "add_generation_prompt": not continued}
     text = run(
         "render",
         template_of(tokenizer, tools=bool(tools)),
-        {**tokenizer.special_tokens_map, "documents": None, **variables, **given},
+        {**tokenizer.special_tokens_map, "documents": None, **conversation.variables, **given},
+        conversation.day,
     )
     if not continued:
         return str(text)

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -378,6 +378,7 @@ class Fit:
             "began": self.began,
             "last": self.last,
             "average": self.average and self.average.state_dict(),
+            "embedding_scale": self.network.config.embedding_scale,
             "seconds": self.seconds,
             "responses": [response.number for response in self.responses],
             "network": self.network.state_dict(),
@@ -388,7 +389,7 @@ class Fit:
         write_whole(path, content.getbuffer())
 
     def resume(self, path: Path) -> bool:
-        """Go on from a checkpoint, with the responses that it learned from; false where there is none.
+        """Go on from a checkpoint, with the responses that it learned from and that are there; false where there is none.
 
         Raises:
             ConfigError: it is of another fit, or cannot be read.
@@ -400,13 +401,16 @@ class Fit:
             if state["key"] != self.key:
                 raise ValueError("of another fit")
             self.network.load_state_dict(state["network"])
+            self.network.config = replace(self.network.config, embedding_scale=state["embedding_scale"])
             if state["average"]:
                 self.average = deepcopy(self.network)
                 self.average.load_state_dict(state["average"])
             for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
                 optimizer.load_state_dict(saved)
-            there = {response.number: response for response in self.responses}
-            self.responses = [there[number] for number in state["responses"]]
+            learned = {*state["responses"]}  # a shard of some may have been damaged and removed
+            self.responses = [response for response in self.responses if response.number in learned]
+            if not self.responses:
+                raise ValueError("none of its responses is there")
             self.done, self.steps, self.seconds = state["done"], state["steps"], state["seconds"]
             self.start, self.began = state["start"], state["began"]
             self.last, self.until = state["last"], state["until"]

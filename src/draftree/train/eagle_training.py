@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated
 
 import torch
-from annotated_types import Interval
+from annotated_types import Interval, MultipleOf
 from torch import Tensor
 
 from ..artifacts import write_whole
@@ -29,7 +29,7 @@ from ..progress import ProgressReport
 from .eagle_fit import RANKS, Fit, FitRecipe, Frozen, evaluate
 from .head_architectures import Architecture, is_trained, read_trained
 from .head_data import HeadData
-from .responses import AGAIN, MAX_ROWS, TEMPERATURES, PromptFile, Response
+from .responses import AGAIN, LONGEST_PROMPT, MAX_ROWS, TEMPERATURES, PromptFile, Response
 
 Stage = Callable[[str, int, int], AbstractContextManager[ProgressReport]]
 """What is done, how many units it has and how many of them are done -> a context that gives what is called with how
@@ -55,7 +55,7 @@ class TrainingLimits(Checked):
         steps: of the fit; None: as many as fit the hours.
         held_out: prompts that are kept apart for the figures.
         vocabulary: tokens of the draft vocabulary.
-        feed_forward: width of a new head's MLP; None: half the target's.
+        feed_forward: width of a new head's MLP, which the native engine reads by 32; None: half the target's.
         packed: keep its matrices in Q4_1.
         responses: to a prompt, if the tokens and the hours allow.
         rows: responses that are drawn together.
@@ -71,7 +71,9 @@ class TrainingLimits(Checked):
     steps: Count | None = option("Training steps; by default what fits the hours.", metavar="N")
     held_out: Whole = option("Prompts kept apart, for the figures.", 32, metavar="N")
     vocabulary: Count = option("Tokens that the head drafts; the text's own come on top.", 8192, metavar="N")
-    feed_forward: Count | None = option("Width of the head's MLP; by default half the target's.", metavar="N")
+    feed_forward: Annotated[Count, MultipleOf(32)] | None = option(
+        "Width of the head's MLP, a multiple of 32; by default half the target's.", metavar="N"
+    )
     packed: bool = option("Keep its matrices in 5 bits a weight, not in half precision.", False)
     responses: Count = option("Most responses to a prompt; further ones are sampled.", 4, metavar="N")
     rows: Annotated[int, Interval(ge=1, le=MAX_ROWS)] = option(
@@ -109,11 +111,16 @@ class HeadTraining:
             stage: reports the progress.
 
         Raises:
-            ConfigError: what is there belongs to another training, the head to start from is not for this target, or
-                its kind cannot be packed.
+            ConfigError: what is there belongs to another training, the head to start from is not for this target, its
+                kind cannot be packed, or all prompts are kept apart.
             RunError: there is nothing to learn from, or a file cannot be written.
         """
         limits, data = self.limits, self.data
+        if limits.held_out >= len(data.prompts):
+            raise ConfigError(
+                f"--held-out {limits.held_out} of {len(data.prompts)} prompts leaves none to learn from: give more "
+                "prompts, or a smaller --held-out"
+            )
         if limits.packed and self.architecture.kind != EAGLE:
             raise ConfigError("an EAGLE-3 head is for other servers too, which read no Q4_1: leave --packed out")
         begun = None if self.init is None else read_trained(self.init, self.target)
@@ -133,8 +140,8 @@ class HeadTraining:
                         done.unlink(missing_ok=True)
         if record is None:
             raise RunError(
-                f"no responses to learn from: {len(data.prompts)} prompts, of which {limits.held_out} are kept apart "
-                "and others gave less than two tokens: give more prompts or --hours"
+                f"no responses to learn from: of {len(data.prompts)} prompts {limits.held_out} are kept apart, and others "
+                "gave less than two tokens: give more prompts or --hours"
             )
         return record
 
@@ -168,9 +175,10 @@ class HeadTraining:
     ) -> Fit:
         """A round's fit at its start: the one before goes on, or one begins from a network or ridge regression."""
         network, vocabulary = begun or (None, None)
-        if vocabulary is None:
-            vocabulary = draft_vocabulary(learned, self.target.capabilities.vocab_size, self.limits.vocabulary)
-        device, every = self.target.capabilities.device, torch.arange(self.target.capabilities.vocab_size)
+        size = self.target.capabilities.vocab_size
+        if vocabulary is None or self.architecture.kind == EAGLE:  # an EAGLE-3 head has an output layer for its own
+            vocabulary = draft_vocabulary(learned, size, self.limits.vocabulary, vocabulary)
+        device, every = self.target.capabilities.device, torch.arange(size)
         weight, bias = self.target.output_rows(vocabulary.to(device))
         embeddings = before.frozen.embeddings if before else self.target.embeddings(every.to(device)).float()
         frozen = Frozen(embeddings, vocabulary.to(device), weight.float(), None if bias is None else bias.float())
@@ -270,7 +278,7 @@ Drafts for `{target}` alone: `draftree generate "..." --target {target} --drafte
 
 ## Data
 
-It learned from the target's own responses to the prompts of:
+It learned from the target's own responses to the prompts of up to {LONGEST_PROMPT} tokens of:
 
 | file | prompts | licence | SHA-256 |
 |---|---|---|---|
@@ -303,8 +311,17 @@ have an acceptance length of {record.mal:.2f}, the bonus token included.
 """
 
 
-def draft_vocabulary(responses: Sequence[Response], vocab_size: int, size: int) -> Tensor:
-    """[size] int64 ascending: the most frequent tokens of the responses; of equally frequent ones the lowest ids."""
+def draft_vocabulary(
+    responses: Sequence[Response], vocab_size: int, size: int, known: Tensor | None = None
+) -> Tensor:
+    """[size] int64 ascending: the most frequent tokens of the responses; of equally frequent ones those that a head
+    knows, then the lowest ids.
+
+    Args:
+        known: [D] int64, the vocabulary of the head that training starts from.
+    """
     tokens = torch.cat([response.tokens[response.prompt_length :] for response in responses])
-    counts = torch.bincount(tokens, minlength=vocab_size)
-    return counts.argsort(descending=True, stable=True)[:size].sort().values
+    order = 2 * torch.bincount(tokens, minlength=vocab_size)
+    if known is not None:
+        order[known] += 1
+    return order.argsort(descending=True, stable=True)[:size].sort().values

@@ -134,7 +134,7 @@ def read_trained(folder: Path, target: FeatureModel) -> tuple[EagleNetwork, Tens
             f"draft head {folder} has several layers, norms of queries or embeddings of its own, or reads the "
             "final hidden state as EAGLE-3: give --init a head of one Llama layer, or leave it out"
         )
-    return network.float().requires_grad_(True), None if network.predicts_features else vocabulary
+    return network.float().requires_grad_(True), vocabulary
 
 
 def layers_read(layers: int) -> tuple[int, ...]:

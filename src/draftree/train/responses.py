@@ -9,7 +9,6 @@ import json
 import random
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +26,15 @@ from ..models.base import FINAL_STATE, FeatureSpec, LanguageModel, Row
 from ..models.huggingface.cache import FeatureRow
 from ..models.huggingface.inspection import torch_dtype
 from ..models.protocols import FeatureModel
-from ..text.encoding import encode, user
+from ..progress import err
+from ..text.encoding import Conversation, encode, user
 
 PROMPTS = Path(__file__).with_name("prompts.jsonl")
 """The prompts that ship, of all kinds: what a head learns from where a user names no others."""
 LONGEST_PROMPT = 512
 """Tokens; longer prompts are left out: prefill would take most of the time."""
+_DAY = "2026-01-01"
+"""That chat templates write: prompts are the same on the day on which a training goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +63,18 @@ def shuffled(files: Sequence[Sequence[str]], seed: int) -> list[str]:
 def encoded(target: LanguageModel, prompts: Sequence[str], *, raw: bool) -> list[list[int]]:
     """Token ids of the prompts that are short enough, through the target's chat template unless they are taken raw.
 
+    It says how many are not.
+
     Raises:
         PromptError: none is.
     """
     longest = min(LONGEST_PROMPT, target.capabilities.max_length // 2)
-    texts = [encode(target.tokenizer, prompt if raw else user(prompt)) for prompt in prompts]
+    given = [prompt if raw else Conversation(user(prompt), day=_DAY) for prompt in prompts]
+    texts = [encode(target.tokenizer, prompt) for prompt in given]
     if not (short := [ids for ids in texts if len(ids) <= longest]):
         raise PromptError(f"all prompts are longer than {longest} tokens: give shorter ones")
+    if left_out := len(texts) - len(short):
+        err.print(f"{left_out} of {len(texts)} prompts are longer than {longest} tokens and left out")
     return short
 
 
@@ -242,28 +249,41 @@ def respond(
 ) -> Generator[Response]:
     """Responses to the prompts of these numbers, in the order in which they end.
 
-    A response depends on its number and the seed alone, not on its neighbours (near-ties aside).
+    A response depends on its number and the seed alone, not on its neighbours (near-ties aside). As many are decoded
+    together as the cache holds.
 
     Args:
         target: tracks its hidden states where they are wanted.
         prompts: token ids of all P prompts; response n is to prompt n modulo P.
         numbers: which are still to do; read one by one, as rows become free.
-        rows: responses that are decoded together.
+        rows: most responses that are decoded together.
         max_tokens: most tokens of a response.
         temperature: of all; None: ``temperature_of`` each.
         states: gives a row's hidden states.
     """
-    target.reserve(rows, min(max(map(len, prompts)) + max_tokens, target.capabilities.max_length))
+    most = target.capabilities.max_length
+    limits = [min(max_tokens, most - len(prompt) - 1) for prompt in prompts]
+    target.reserve(rows, min(max(map(len, prompts)) + max_tokens, most))
     engine = Engine(target, Speculation(nodes=1))
     stepper, waiting, running = engine.stepper, iter(numbers), dict[int, EngineRequest]()
+
+    def beside_those_that_run(number: int) -> bool:
+        prompt_numbers = [n % len(prompts) for n in (*running, number)]
+        return not running or target.holds([len(prompts[n]) + limits[n] + 1 for n in prompt_numbers])
+
+    coming: int | None = None
     try:
         while True:
-            for number in islice(waiting, rows - len(running)):
-                prompt = prompts[number % len(prompts)]
-                limit = min(max_tokens, target.capabilities.max_length - len(prompt) - 1)
+            while len(running) < rows:
+                if coming is None and (coming := next(waiting, None)) is None:
+                    break
+                if not beside_those_that_run(coming):
+                    break
+                number, coming = coming, None
                 at = temperature_of(number, len(prompts)) if temperature is None else temperature
+                limit = limits[number % len(prompts)]
                 params = SamplingParams(max_tokens=limit, temperature=at, seed=seed_of(number, seed))
-                running[number] = engine.request(prompt, params)
+                running[number] = engine.request(prompts[number % len(prompts)], params)
                 stepper.open_row(running[number])
             if not running:
                 return

@@ -79,5 +79,6 @@ class Shards:
                 return [file.get_tensor(name) for name in names]
         except (OSError, SafetensorError) as error:
             raise ModelFileError(
-                f"cannot read {path}: {error}: remove it; its {self.what} will be drawn again"
+                f"cannot read {path}: {error}: remove it; its {self.what} will be drawn again, or left out where all "
+                "were drawn"
             ) from None

@@ -44,7 +44,8 @@ def own_head_for(target: LanguageModel) -> Path:
 def _named(target: LanguageModel) -> Path:
     can = target.capabilities
     name = can.name.replace("\\", "/").rstrip("/").rpartition("/")[2].removesuffix(".gguf")
-    return heads_folder() / f"{_NO_NAME.sub('-', name)[-60:]}-{can.fingerprint}"
+    name = _NO_NAME.sub("-", name)[-60:].lstrip(".-") or "model"  # files that begin with a dot are not listed
+    return heads_folder() / f"{name}-{can.fingerprint}"
 
 
 def named_head(name: str, others: Sequence[Path] = ()) -> Path:
