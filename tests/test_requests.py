@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import gc
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from draftree.config import SamplingParams
+from draftree.drafters.grow import TreeDrafter
+from draftree.drafters.ngram import NgramSource
 from draftree.engine.engine import Engine, Handle
 from draftree.engine.input_processor import text_stream
 from draftree.engine.scheduler import Job
 from draftree.engine.speculation import EngineRequest, Speculation
+from draftree.policies.fixed import StaticTree
 from draftree.request import Chunk, Request
 
 from .test_scheduler import scheduler
@@ -97,3 +102,15 @@ def test_a_stream_has_the_tokens_that_another_thread_adds_while_it_looks_for_the
     """They were counted before it looked whether the request had ended: the last ones could be lost."""
     job: Any = SimpleNamespace(request=_Racing(tokens))
     assert [chunk.token for chunk in Handle(Engine(ToyModel()), job)] == [*range(tokens)][::-1]
+
+
+def test_what_drafts_for_one_request_alone_goes_with_it() -> None:
+    """The engine kept each drafter that a request had brought, with its index or its model, until it ended itself."""
+    engine, kept = Engine(ToyModel(6)), list[ref[TreeDrafter]]()
+    for _ in range(2):
+        drafter = TreeDrafter(StaticTree(width=1, depth=2), NgramSource())
+        kept.append(ref(drafter))
+        engine.generate([(1, 2)], SamplingParams(max_tokens=4), Speculation(drafter, 2))
+        del drafter
+    gc.collect()
+    assert [each() for each in kept] == [None, None]

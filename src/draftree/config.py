@@ -209,7 +209,8 @@ class SamplingParams:
         min_tokens: before so many no token ends the text while any other may come, and no stop string counts.
         temperature: 0 is greedy decoding (argmax).
         top_k: keep the k most probable tokens; 0 keeps all.
-        top_p: keep the smallest set of tokens whose probability reaches p; 1 keeps all.
+        top_p: keep the smallest set of tokens whose probability reaches p, and what is as probable as its last; 1 keeps
+            all.
         min_p: drop tokens less probable than min_p times the most probable one; 0 keeps all.
         seed: keys the noise of every draw together with the token's absolute position; None draws a fresh seed.
         stop: strings that end the text; the text ends before them.

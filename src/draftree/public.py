@@ -28,6 +28,7 @@ from .engine.speculation import Observer as Observer
 from .engine.speculation import Speculation as Speculation
 from .engine.speculation import SpeculationParams as SpeculationParams
 from .engine.trace import Trace as Trace
+from .errors import CacheFullError as CacheFullError
 from .errors import DraftreeError as DraftreeError
 from .errors import DraftreeWarning as DraftreeWarning
 from .errors import InputError as InputError

@@ -19,6 +19,7 @@ from .test_own_methods import with_modules
 Captured = pytest.CaptureFixture[str]
 MINE = """
 import json
+from dataclasses import dataclass
 from pathlib import Path
 import draftree
 
@@ -46,6 +47,7 @@ class Mine(draftree.DraftSource):
         assert all(0 <= token < self.vocab for request in requests for token in request.ids)
         return Pairs(requests)
 
+@dataclass  # equal by value, and so without a hash
 class Unready(Mine):
     name = "ready"
 
@@ -54,6 +56,7 @@ class Unready(Mine):
 
 ready = Unready()
 
+@dataclass
 class First(draftree.NodeByNode):
     lossy = True
 
@@ -91,7 +94,7 @@ def generated(model: str, capsys: Captured, *words: str) -> dict[str, Any]:
 
 
 OWN = f"{NAME}:Mine"
-DRAFTERS = [OWN, f"lookup+{OWN}", f"{NAME}:ready", f"{OWN}:method=chain:depth=2>self:pending=2"]
+DRAFTERS = [OWN, f"lookup+{OWN}", f"{NAME}:ready", f"lookup+{NAME}:ready", f"{OWN}:method=chain:depth=2>self:pending=2"]
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)

@@ -84,8 +84,8 @@ class DrafterSpec:
             raise ConfigError(f"drafter '{self}' has a part without a name: write it as lookup+head or lookup>head")
         if any(stage.sources.count(part) > 1 for stage in self.stages for part in stage.sources):
             raise ConfigError(f"drafter '{self}' has a part twice: name each part once")
-        if len(self.sources) > 1 and (alone := {AUTO, NONE}.intersection(self.sources)):
-            raise ConfigError(f"drafter '{self}': {alone.pop()} joins no other: use it alone, or leave it out")
+        if len(self.sources) > 1 and (alone := next((name for name in (AUTO, NONE) if name in self.sources), None)):
+            raise ConfigError(f"drafter '{self}': {alone} joins no other: use it alone, or leave it out")
         if len(self.stages) > 2:
             raise ConfigError(f"drafter '{self}' has {len(self.stages)} stages: a cascade has two, A>B")
         if self.is_cascade:

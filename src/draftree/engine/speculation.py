@@ -8,7 +8,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from threading import Lock
-from weakref import WeakSet
+from weakref import WeakSet, finalize
 
 from ..config import DEFAULT_NODES, MAX_NODES, SamplingParams, check_fields, key_values, option, typed
 from ..drafters.base import Drafter
@@ -145,7 +145,7 @@ class Speculations:
     def __init__(self, target: LanguageModel, prefixes: int = 0) -> None:
         self._target, self._prefixes = target, prefixes
         self._made: OrderedDict[Hashable, tuple[SpeculationParams, Speculation]] = OrderedDict()
-        self._prepared: dict[int, Speculation] = {}  # by their drafters
+        self._prepared: dict[int, Scheme] = {}  # of drafters, by their ids, as long as they live
         self._nothing = Drafter() if target.capabilities.no_trees else None
         self._lock = Lock()
 
@@ -173,12 +173,9 @@ class Speculations:
                 return self._made[choice.key][1]
         speculation = self._prepared_for_target(choice.made_for(self._target))  # without the lock: others may be first
         with self._lock:
-            _, first = self._made.setdefault(choice.key, (choice, speculation))
-            if first is not speculation:  # another thread was sooner
-                del self._prepared[id(speculation.drafter)]
-            elif len(self._made) > _KEPT:
-                _, (_, old) = self._made.popitem(last=False)
-                del self._prepared[id(old.drafter)]
+            _, first = self._made.setdefault(choice.key, (choice, speculation))  # another thread may have been sooner
+            if len(self._made) > _KEPT:
+                self._made.popitem(last=False)
         return first
 
     def _warn(self, choice: SpeculationParams | Speculation) -> None:
@@ -202,9 +199,8 @@ class Speculations:
         Raises:
             ConfigError: the drafter makes its children in another way for another speculation.
         """
-        drafter = speculation.drafter
-        if known := self._prepared.get(id(drafter)):
-            before, scheme = known.scheme, speculation.scheme
+        drafter, scheme = speculation.drafter, speculation.scheme
+        if (before := self._prepared.get(id(drafter))) is not None:
             if (before.coupled, before.sampler) != (scheme.coupled, scheme.sampler):
                 raise ConfigError(
                     f"drafter {drafter.name} drafts for {before.name} and {scheme.name}, whose trees "
@@ -212,7 +208,8 @@ class Speculations:
                 )
         else:
             call_named(f"drafter {drafter.name}: prepare", drafter.prepare, self._target, self._prefixes)
-            self._prepared[id(drafter)] = speculation
+            self._prepared[id(drafter)] = scheme
+            finalize(drafter, self._prepared.pop, id(drafter), None).atexit = False
         return speculation
 
 
