@@ -35,8 +35,8 @@ _FIG5 = ("early-stop", "naive-width", "dynamic-width", "dynamic-width-depth")
 
 
 def plain(run: LoadedRun, method: str) -> Entry | None:
-    """The contestant of a method without settings."""
-    return next((e for e in run.named(method) if not e.settings), None)
+    """The contestant of a method without settings, or else its first one."""
+    return min(run.named(method), key=lambda e: bool(e.settings), default=None)
 
 
 def _figure1(runs: Runs) -> Section | None:

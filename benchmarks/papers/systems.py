@@ -21,8 +21,9 @@ SPEED = (
 )
 EXACT = (
     "Prompts whose greedy text is not that of the same system's plain decoding: one request at a time, no drafts, all "
-    "threads. One thing changes at a time; *again* changes none. The instruction set is changed where a variable of the "
-    "environment does so. Drafts have so many tokens a pass at most: trees in draftree, chains elsewhere (`python -m benchmarks.exactness OUT --target FILE --draft FILE`)."
+    "threads. One thing changes at a time; *again* changes none. The instruction set is changed where a variable of "
+    "the environment does so. Drafts have so many tokens a pass at most: trees in draftree, chains elsewhere (`python "
+    "-m benchmarks.exactness OUT --target FILE --draft FILE`)."
 )
 
 

@@ -37,7 +37,7 @@ SQUAD = {
             "context": "Bern lies in Switzerland.",
             "qas": [{"id": "q1", "question": "Where is Bern?", "answers": [{"text": "Switzerland"}]}],
         }
-    ]
+    ],
 }
 SPIDER = {"id": 3, "db_id": "pets", "question": "How many pets?", "query": "SELECT count(*) FROM pet"}
 TABLES = {

@@ -68,6 +68,19 @@ def test_a_head_is_trained_found_checked_and_removed(target: str, tmp_path: Path
     assert run(["heads", "check", "model"]) == run(["heads", "remove", "smollm2"]) == 2
 
 
+def test_a_head_in_a_folder_that_is_called_as_a_drafter_is_checked_itself(
+    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    """Drafter head, the one that auto finds, was measured in its place, or was not there."""
+    monkeypatch.chdir(tmp_path)
+    assert train(target, tmp_path, "--steps", "4", "--out", "lookup") == 0
+    assert f"--drafter {tmp_path / 'lookup'};" in capsys.readouterr().out
+    for name in ("lookup", str(tmp_path / "lookup")):
+        assert run(["heads", "check", name, "--target", target]) == 0
+    one, other = capsys.readouterr().out.splitlines()
+    assert one == other
+
+
 def test_the_head_of_a_base_model_is_checked_on_plain_text(tmp_path: Path, target: str, capsys: Captured) -> None:
     """It needed a chat template, and so could not be checked."""
     base = str(write(tmp_path / "base.gguf", layers=3, hidden=64, heads=2, kv_heads=1, context=2048, template=None))

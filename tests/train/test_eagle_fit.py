@@ -293,10 +293,11 @@ def test_settings_out_of_range_are_refused(wrong: dict[str, float]) -> None:
 
 def test_the_draft_vocabulary_is_of_the_most_frequent_tokens() -> None:
     tokens = torch.tensor([9, 9, 9, 9, 5, 5, 5, 7, 7, 2])
-    found = draft_vocabulary([Response(0, 0.0, 2, tokens, torch.zeros(9, 4))], 12, 4)
+    learned = [Response(0, 0.0, 2, tokens, torch.zeros(9, 4))]
+    found = draft_vocabulary(learned, 12, 4)
     assert found.tolist() == [2, 5, 7, 9]  # the prompt's two 9 do not count, 9 itself comes twice in the response
-    assert draft_vocabulary([Response(0, 0.0, 2, tokens, torch.zeros(9, 4))], 12, 6).tolist() == [0, 1, 2, 5, 7, 9]
-    assert draft_vocabulary([Response(0, 0.0, 2, tokens, torch.zeros(9, 4))], 12, 99).tolist() == list(range(12))
+    assert draft_vocabulary(learned, 12, 6).tolist() == [0, 1, 2, 5, 7, 9]
+    assert draft_vocabulary(learned, 12, 99).tolist() == list(range(12))
     known = torch.tensor([2, 3, 11])  # of the head that training starts from
-    assert draft_vocabulary([Response(0, 0.0, 2, tokens, torch.zeros(9, 4))], 12, 6, known).tolist() == [2, 3, 5, 7, 9, 11]
-    assert draft_vocabulary([Response(0, 0.0, 2, tokens, torch.zeros(9, 4))], 12, 3, known).tolist() == [5, 7, 9]
+    assert draft_vocabulary(learned, 12, 6, known).tolist() == [2, 3, 5, 7, 9, 11]
+    assert draft_vocabulary(learned, 12, 3, known).tolist() == [5, 7, 9]

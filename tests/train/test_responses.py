@@ -276,9 +276,10 @@ def test_prompts_that_are_too_long_are_left_out(target: HFModel, capsys: pytest.
 def test_a_template_that_writes_the_date_gives_the_same_prompts_on_another_day(tmp_path: Path) -> None:
     """A training that went on after midnight was told that its prompts were others."""
     template = "{{ strftime_now('%d/%m/%Y') }} {{ messages[0]['content'] }}"
-    path = tiny_gguf.write(tmp_path / "model.gguf", layers=1, hidden=32, heads=2, kv_heads=1, template=template)
+    path = tiny_gguf.write(tmp_path / "model.gguf", layers=1, template=template)
     model = NativeModel(path)
     assert encoded(model, ["the cat"], raw=False) == encoded(model, ["01/01/2026 the cat"], raw=True)
+    assert model.tokenizer is not None
     days = [date.today(), date.today()]
     days[1:1] = [datetime.strptime(render(model.tokenizer, Conversation(user("a")))[:10], "%d/%m/%Y").date()]
     assert days == sorted(days)
@@ -286,7 +287,7 @@ def test_a_template_that_writes_the_date_gives_the_same_prompts_on_another_day(t
 
 def test_no_more_rows_are_opened_than_the_cache_holds(tmp_path: Path) -> None:
     """Where the memory was little all rows ended with the pass that found it full, most of them not finished."""
-    path = tiny_gguf.write(tmp_path / "model.gguf", layers=1, hidden=32, heads=2, kv_heads=1, context=512)
+    path = tiny_gguf.write(tmp_path / "model.gguf", layers=1, context=512)
     model, most = NativeModel(path), list[int]()
     model.cache_bytes = 4 * model.loaded.page_bytes + 2 * model.loaded.row_bytes  # a row has a page more than it fills
     opened = model.open

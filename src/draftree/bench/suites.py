@@ -84,8 +84,7 @@ def squad(row: Row, number: int) -> Iterator[Item]:
 
 
 def spider(row: Row, number: int, schemas: Mapping[str, str]) -> Iterator[Item]:
-    """Spider, where its database has a schema; its name is the category. The reference is the gold query and the name.
-    """
+    """Spider, where its database, the category, has a schema. The reference is the gold query and the database."""
     if schema := schemas.get(name := _text(row["db_id"])):
         prompt = f"{schema}\n\nWrite one SQLite query, and nothing else, that answers: {_text(row['question'])}"
         reference = {"query": _text(row["query"]), "database": name}

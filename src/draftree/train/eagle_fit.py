@@ -389,7 +389,7 @@ class Fit:
         write_whole(path, content.getbuffer())
 
     def resume(self, path: Path) -> bool:
-        """Go on from a checkpoint, with the responses that it learned from and that are there; false where there is none.
+        """Go on from a checkpoint, with those of its responses that are there; false where there is none.
 
         Raises:
             ConfigError: it is of another fit, or cannot be read.

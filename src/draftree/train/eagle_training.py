@@ -140,8 +140,8 @@ class HeadTraining:
                         done.unlink(missing_ok=True)
         if record is None:
             raise RunError(
-                f"no responses to learn from: of {len(data.prompts)} prompts {limits.held_out} are kept apart, and others "
-                "gave less than two tokens: give more prompts or --hours"
+                f"no responses to learn from: of {len(data.prompts)} prompts {limits.held_out} are kept apart, and "
+                "others gave less than two tokens: give more prompts or --hours"
             )
         return record
 
@@ -311,9 +311,7 @@ have an acceptance length of {record.mal:.2f}, the bonus token included.
 """
 
 
-def draft_vocabulary(
-    responses: Sequence[Response], vocab_size: int, size: int, known: Tensor | None = None
-) -> Tensor:
+def draft_vocabulary(responses: Sequence[Response], vocab_size: int, size: int, known: Tensor | None = None) -> Tensor:
     """[size] int64 ascending: the most frequent tokens of the responses; of equally frequent ones those that a head
     knows, then the lowest ids.
 
