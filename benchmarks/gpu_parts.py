@@ -252,7 +252,7 @@ def _tree_mask(context: int, count: int, slots: int) -> Tensor:
 def _timed(attend: Callable[[], Tensor], options: Options) -> tuple[float, Tensor]:
     """Median milliseconds, by a graph where there are any, and what is found."""
     found, seconds, cuda = attend(), list[float](), options.device.startswith("cuda")
-    again = cuda_graph(torch.cuda.graph_pool_handle(), lambda: (None, attend())) if cuda else attend
+    again = cuda_graph(torch.cuda.graph_pool_handle(), torch.cuda.Stream(found.device), attend) if cuda else attend
     for _ in range(WARM + options.repeats):
         _wait(options.device)
         began = time.perf_counter()
