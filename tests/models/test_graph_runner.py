@@ -375,6 +375,19 @@ def test_a_pass_that_cannot_be_captured_leaves_the_others_their_graphs() -> None
     assert (capture.made, capture.replayed) == (1, 2), "it is not tried again"
 
 
+def test_the_graph_that_was_replayed_longest_ago_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that had been made first did, though each pass of an answer replayed it."""
+    monkeypatch.setattr(runner, "_KEPT", 2)
+    model, capture = frozen()
+    row, made = prefill(model, [1, 2, 3]), list[int]()
+    for count in (1, 2, 1, 8, 1, 2):
+        for _ in range(3):
+            model.extend([row], [Nodes.chain([5] * count)])
+            model.commit(row, [])
+        made.append(capture.made)
+    assert made == [1, 2, 2, 3, 3, 4]
+
+
 def test_graphs_of_another_storage_share_no_memory_with_those_that_are_gone() -> None:
     """PyTorch refuses a pool whose graphs are all gone: what the self-test captured, or a shorter context."""
     pools = list[object]()

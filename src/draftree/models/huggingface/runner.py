@@ -227,9 +227,10 @@ class GraphRunner:
                 self._complain(f"a pass of shape {key[:8]} cannot be captured: {error}")
                 return make()
             if len(graphs.by_key) >= _KEPT:
-                del graphs.by_key[next(iter(graphs.by_key))]  # the oldest one
+                del graphs.by_key[next(iter(graphs.by_key))]  # the one that was replayed longest ago
             graphs.by_key[key] = replay
-        return graphs.by_key[key]()
+        graphs.by_key[key] = replay = graphs.by_key.pop(key)  # behind all others
+        return replay()
 
     def _complain(self, why: str) -> None:
         if not self.uncaptured:
@@ -250,6 +251,7 @@ class _Graphs:
     Attributes:
         capture: makes them.
         refused: of which passes no graph can be made.
+        by_key: the one that was replayed last comes last.
         seen: which passes have been made.
     """
 
