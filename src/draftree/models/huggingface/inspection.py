@@ -91,7 +91,7 @@ def computing(
     return {
         "engine": f"transformers {transformers.__version__}, torch {torch.__version__}",
         "tier": "torch-cuda" if on_gpu else "torch",
-        "threads": torch.get_num_threads(),
+        "threads": 1 if on_gpu else torch.get_num_threads(),
         "accelerator": torch.cuda.get_device_name(device) if on_gpu else "",
         "weights": numbers + expert_numbers,
         "weight_bytes": size + expert_bytes,
