@@ -118,7 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             del model
         can = measured[0].can
         models = dict.fromkeys(Path(each.can.name).stem for each in measured)
-        where = f"{can.accelerator or processor()}, {can.threads} threads"
+        where = can.accelerator or f"{processor()}, {can.threads} threads"
         table = fit(f"measured: {where}, {', '.join(models)}", measured)
         print(shown(tier, table, measured), flush=True)
         TABLES.write(FOLDER / f"{tier}.json", table)

@@ -22,6 +22,7 @@ from draftree.models.base import LanguageModel, Nodes, prefill
 from draftree.models.huggingface.attention import attend_as_one
 from draftree.models.huggingface.hf_loading import load_stock
 from draftree.models.huggingface.hf_model import HFModel
+from draftree.models.huggingface.pass_inputs import GRAIN
 from draftree.models.huggingface.runner import RUNNERS, additive, cuda_graph
 from draftree.models.loading import load
 from draftree.text.encoding import encode, user
@@ -101,8 +102,9 @@ def _wait(device: str) -> None:
         torch.cuda.synchronize(device)
 
 
-def bandwidth(device: str, size: int) -> float:
-    """Bytes a second of the device's memory: the best of ten copies of ``size`` bytes, read and written."""
+def bandwidth(device: str) -> float:
+    """Bytes a second of the device's memory: the best of ten copies, read and written, of more than its caches hold."""
+    size = 1 << (24 if device == "cpu" else 31)  # on a CPU nothing but a dry run measures it
     data, seconds = torch.zeros(size, dtype=torch.uint8, device=device), []
     for _ in range(10):
         _wait(device)
@@ -146,7 +148,9 @@ def shape(config: LlamaConfig) -> Callable[[Options], Iterator[str]]:
 
 
 def _passes(options: Options, made: Callable[[str, str], LanguageModel], dtype: str) -> Iterator[str]:
-    speed = bandwidth(options.device, 1 << (24 if options.device == "cpu" else 31))
+    speed = bandwidth(options.device)
+    if options.device.startswith("cuda"):
+        torch.cuda.reset_peak_memory_stats(options.device)  # what was copied is gone
     yield f"memory: {speed / 1e9:.0f} GB/s"
     yield f"ms of a pass behind {options.context} tokens, {dtype}, over n = {', '.join(map(str, SIZES))}"
     for runner in RUNNERS:
@@ -228,8 +232,10 @@ def attention(options: Options) -> Iterator[str]:
             slots = 1 << (context + SIZES[-1]).bit_length()
             for count in SIZES[::3]:
                 noise = torch.Generator().manual_seed(count)
-                shapes = [(1, h, n, size) for h, n in ((heads, count), (key_heads, slots), (key_heads, slots))]
-                query, key, value = (torch.randn(s, generator=noise).to(options.device, dtype) for s in shapes)
+                held = slots + GRAIN  # as the cache gives a layer's keys and values: views of more
+                shapes = [(1, h, n, size) for h, n in ((heads, count), (key_heads, held), (key_heads, held))]
+                query, *kept = (torch.randn(s, generator=noise).to(options.device, dtype) for s in shapes)
+                key, value = (storage.narrow(2, 0, slots) for storage in kept)
                 mask = additive(_tree_mask(context, count, slots).to(options.device)[None, None], dtype)
                 by_sdpa = partial(scaled_dot_product_attention, query, key, value, mask, enable_gqa=True)
                 by_passes = partial(attend_as_one, query, key, value, mask, None)
@@ -252,7 +258,7 @@ def _tree_mask(context: int, count: int, slots: int) -> Tensor:
 def _timed(attend: Callable[[], Tensor], options: Options) -> tuple[float, Tensor]:
     """Median milliseconds, by a graph where there are any, and what is found."""
     found, seconds, cuda = attend(), list[float](), options.device.startswith("cuda")
-    again = cuda_graph(torch.cuda.graph_pool_handle(), lambda: (None, attend())) if cuda else attend
+    again = cuda_graph(torch.cuda.graph_pool_handle(), torch.cuda.Stream(found.device), attend) if cuda else attend
     for _ in range(WARM + options.repeats):
         _wait(options.device)
         began = time.perf_counter()
@@ -273,7 +279,7 @@ def compiled(options: Options) -> Iterator[str]:
     model, began = HFModel(stock, tokenizer, runner="graph", self_test=False), time.perf_counter()
     pass_times(model, options.context, SIZES[:2], 1)
     yield f"{options.dtype}; compiled in {time.perf_counter() - began:.0f} s"
-    yield table(model, options, bandwidth(options.device, 1 << 24))
+    yield table(model, options, bandwidth(options.device))
 
 
 def kernels(options: Options) -> Iterator[str]:

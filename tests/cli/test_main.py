@@ -199,6 +199,9 @@ def test_info_says_what_was_found(model: str, capsys: Captured) -> None:
     found = ("LlamaForCausalLM", f"{MAX_LENGTH} tokens", "61 tokens", "self-test passed", "KiB a token")
     for what in found:
         assert what in printed
+    for runner, passes in (("eager", "the model's own forward"), ("graph", "device cpu has no CUDA graphs")):
+        assert run(["info", model, "--runner", runner]) == 0
+        assert f"{'passes':17} {passes}\n" in capsys.readouterr().out
 
 
 def test_methods_is_a_table_with_a_line_a_method(capsys: Captured) -> None:

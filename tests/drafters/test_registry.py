@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import weakref
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,7 +17,7 @@ from draftree.cli.main import run
 from draftree.config import SamplingParams
 from draftree.drafters.default import resolved
 from draftree.drafters.provenance import check_made_for, short_name
-from draftree.drafters.registry import load_drafter, load_source
+from draftree.drafters.registry import load_draft_model, load_drafter, load_source
 from draftree.drafters.spec import AUTO, DrafterSpec
 from draftree.errors import ConfigError, ModelFileError
 from draftree.models.base import FINAL
@@ -46,6 +47,21 @@ def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(head_folder, "shipped", lambda pattern: sorted(tmp_path.glob(pattern)))
     monkeypatch.setattr("draftree.drafters.default._second_token", lambda target: 0.1)
     return tmp_path / "heads" / "tiny"
+
+
+@pytest.mark.parametrize("runner", ["eager", "graph"])
+def test_a_draft_model_is_on_its_targets_device_by_its_runner(runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``--runner eager`` turned the target's graphs off, and its draft model still had them."""
+    own, given = target(), dict[str, Any]()
+
+    def loaded(name: str, **options: Any) -> HFModel:
+        given.update(options)
+        return HFModel(tiny(seed=1), self_test=False)
+
+    monkeypatch.setattr("draftree.drafters.registry.load_here", loaded)
+    own.capabilities = replace(own.capabilities, device="cuda:1", runner=runner)
+    load_draft_model("near", own)
+    assert given == {"device": "cuda:1", "runner": runner}
 
 
 def stands_for(model: HFModel, learning: bool = True) -> str:

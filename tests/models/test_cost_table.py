@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks.cost_tables import DERIVED, Measured, fit, main
 from draftree.models.cost_profile import estimated
 from draftree.models.cost_table import FOLDER, TABLES, CostTable, shipped_table
+from draftree.models.huggingface.inspection import computing
 from draftree.models.native.binding import tiers
 
 from .. import tiny_gguf
@@ -59,6 +62,19 @@ def test_a_pass_reads_the_experts_of_all_its_tokens(tier: str) -> None:
     seconds = [table.seconds(routed, n, 0) for n in (1, 2, 100)]
     dense = table.seconds(replace(SMALL, weights=1, slot_bytes=0), 1, 0)
     assert seconds == pytest.approx([dense, dense * (1 + 0.75 / 2), dense * (1 + 3 / 2)], rel=1e-3)
+
+
+def test_passes_on_an_accelerator_cost_the_same_whatever_threads_the_host_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its table has the rates of all of it, which were taken times the threads of the host."""
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "GPU")
+    seconds, of_cpu = list[float](), list[int]()
+    for threads in (1, 16):
+        monkeypatch.setattr(torch, "get_num_threads", partial(int, threads))
+        can = replace(SMALL, **computing([torch.ones(1000, 1000)], "cuda:0"))
+        seconds.append(shipped_table(can.tier).seconds(can, 8, 64))
+        of_cpu.append(computing([], "cpu")["threads"])
+    assert seconds[0] == seconds[1] == shipped_table("torch-cuda").seconds(replace(can, threads=1), 8, 64)
+    assert of_cpu == [1, 16]
 
 
 def test_short_models_have_a_profile_too() -> None:

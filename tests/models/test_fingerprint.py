@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import math
+
+import numpy as np
 import pytest
 import torch
 
@@ -13,10 +17,22 @@ from ..pairs import relative, source, target
 from ..tiny import tiny
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, torch.float16, torch.float64, torch.float8_e4m3fn, torch.float8_e5m2], ids=str
+)
 def test_rounding_to_another_dtype_keeps_it(dtype: torch.dtype) -> None:
     weights = [*tiny().parameters(), torch.tensor([1e-30, -1e-30])]  # the last are 0 and -0 in half precision
     assert fingerprint(w.to(dtype) for w in weights) == fingerprint(weights)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int8], ids=str)
+def test_it_is_a_digest_of_shapes_and_signs(dtype: torch.dtype) -> None:
+    """Heads are found by it: it may never change."""
+    numbers = [0.0, -0.0, 1e-300, -1e-300, math.inf, -math.inf, math.nan, -math.nan] if dtype.is_floating_point else []
+    weight = torch.tensor([[1, -2, 3, -4, *numbers]], dtype=dtype)
+    shape = f"(1, {weight.numel()})"
+    signs = np.packbits(weight.signbit().flatten().numpy())
+    assert fingerprint([weight]) == hashlib.sha256(shape.encode() + signs.tobytes()).hexdigest()[:16]
 
 
 def test_other_weights_have_another_one_however_near_they_are() -> None:

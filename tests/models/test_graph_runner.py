@@ -123,7 +123,7 @@ class Frozen:
     """Stands for CUDA's capture: a pass is made again where it was placed when it was captured, into the same memory.
 
     Attributes:
-        made, replayed: passes that were captured, and how often they were made again.
+        tried, made, replayed: captures that were begun, passes that were captured, and how often they were made again.
 
     Args:
         cache: where they write.
@@ -131,10 +131,11 @@ class Frozen:
     """
 
     def __init__(self, cache: Callable[[], TreeCache], refused: str = "") -> None:
-        self._cache, self._refused, self.made, self.replayed = cache, refused, 0, 0
+        self._cache, self._refused, self.tried, self.made, self.replayed = cache, refused, 0, 0, 0
         self._given = list[PassOutput]()
 
     def __call__(self, make: Callable[[], PassOutput]) -> Callable[[], PassOutput]:
+        self.tried += 1
         if self._refused:
             raise RuntimeError(self._refused)
         at = replace(self._cache().placement)
@@ -324,16 +325,35 @@ def test_a_pass_that_keeps_other_hidden_states_is_another_graph() -> None:
 
 
 def test_what_cannot_be_captured_is_said_and_made_without() -> None:
-    model, _ = frozen(refused="operation not permitted when stream is capturing")
+    """A capture that fails keeps its memory: none is tried for another shape, or when the storage has moved."""
+    model, capture = frozen(refused="operation not permitted when stream is capturing")
     row, rng = prefill(model, [1, 2, 3]), Random(7)
-    with pytest.warns(DraftreeWarning, match="by kernel") as said:
-        for _ in range(6):
-            tree = random_tree(rng, rng.choice((2, 4)))
-            assert_close(extended(model, [row], [tree])[0], expected("llama", [1, 2, 3], tree))
+    with pytest.warns(DraftreeWarning, match="not permitted") as said:
+        for slots in (60, 400):
+            model.reserve(1, slots)
+            for size in (2, 2, 2, 4, 4, 4):
+                tree = random_tree(rng, size)
+                assert_close(extended(model, [row], [tree])[0], expected("llama", [1, 2, 3], tree))
+                model.commit(row, [])
+    assert (len(said), capture.tried) == (1, 1), "said and tried once"
+    assert "not permitted" in model.passes and "shape" in model.passes
+
+
+def test_graphs_that_are_there_are_left_when_a_capture_fails() -> None:
+    model, capture = frozen()
+    row = prefill(model, [1, 2, 3])
+
+    def passes(count: int) -> None:
+        for _ in range(3):
+            model.extend([row], [Nodes.chain([5] * count)])
             model.commit(row, [])
-    assert len(said) == 1, "said once"
-    assert isinstance(model._runner, GraphRunner)
-    assert "not permitted" in model._runner.uncaptured and "shape" in model._runner.uncaptured
+
+    passes(2)
+    capture._refused = "operation not permitted"
+    with pytest.warns(DraftreeWarning, match="not permitted"):
+        passes(8)
+    passes(2)
+    assert (capture.tried, capture.made, capture.replayed) == (2, 1, 2)
 
 
 def test_a_pass_that_cannot_be_captured_leaves_the_others_their_graphs() -> None:
@@ -355,7 +375,20 @@ def test_a_pass_that_cannot_be_captured_leaves_the_others_their_graphs() -> None
     assert (capture.made, capture.replayed) == (1, 2), "it is not tried again"
 
 
-def test_graphs_of_another_storage_share_no_memory_with_those_that_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_graph_that_was_replayed_longest_ago_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that had been made first did, though each pass of an answer replayed it."""
+    monkeypatch.setattr(runner, "_KEPT", 2)
+    model, capture = frozen()
+    row, made = prefill(model, [1, 2, 3]), list[int]()
+    for count in (1, 2, 1, 8, 1, 2):
+        for _ in range(3):
+            model.extend([row], [Nodes.chain([5] * count)])
+            model.commit(row, [])
+        made.append(capture.made)
+    assert made == [1, 2, 2, 3, 3, 4]
+
+
+def test_graphs_of_another_storage_share_no_memory_with_those_that_are_gone() -> None:
     """PyTorch refuses a pool whose graphs are all gone: what the self-test captured, or a shorter context."""
     pools = list[object]()
 
@@ -380,11 +413,8 @@ def test_graphs_of_another_storage_share_no_memory_with_those_that_are_gone(monk
 
             return Graph()
 
-    monkeypatch.setattr(runner, "cuda_graphs", Pool)
     model = graphs()
-    model._runner = GraphRunner(StockRunner(model.model))
-    model._runner._captures = runner.cuda_graphs
-    model._runner.uncaptured = ""
+    model._runner = GraphRunner(StockRunner(model.model), Pool)
     for length in (5, 70):
         model.reserve(1, length)
         row = prefill(model, [7] * (length - 4))
@@ -392,10 +422,9 @@ def test_graphs_of_another_storage_share_no_memory_with_those_that_are_gone(monk
             model.extend([row], [Nodes.chain([5])])
             model.commit(row, [])
         model.close(row)
-    assert (model._runner.uncaptured, len(pools)) == ("", 2)
+    assert (model.passes, len(pools)) == ("CUDA graphs", 2)
 
 
 def test_a_processor_says_that_it_captures_nothing() -> None:
-    model = graphs()
-    assert isinstance(model._runner, GraphRunner)
-    assert model._runner.uncaptured == "device cpu has no CUDA graphs"
+    assert graphs().passes == "device cpu has no CUDA graphs"
+    assert HFModel(tiny(), self_test=False).passes == "the model's own forward"

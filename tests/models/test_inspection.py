@@ -29,6 +29,13 @@ def test_a_model_that_cannot_branch_is_refused_by_name_with_a_way_out(kind: str,
         HFModel(tiny(kind), name=f"my-{kind}")
 
 
+def test_a_model_with_offloaded_weights_is_refused_with_a_way_out() -> None:
+    model = tiny()
+    model.model.layers[1].to("meta")  # as accelerate leaves what it brings in for each forward
+    with pytest.raises(UnsupportedModelError, match="my-llama .*device_map"):
+        HFModel(model, name="my-llama")
+
+
 def test_a_model_without_a_kv_cache_is_refused() -> None:
     """openai-gpt takes positions but keeps no cache; it once ended in a TypeError inside the self-test."""
     with pytest.raises(UnsupportedModelError, match="my-gpt"):

@@ -7,23 +7,28 @@ import os
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import torch.distributed as dist
 
 from draftree.beams.beam_engine import load_beam_engine
 from draftree.beams.forest import BeamParams
 from draftree.config import SamplingParams
+from draftree.drafters.registry import load_draft_model
 from draftree.engine.engine import load_engine
 from draftree.engine.speculation import SpeculationParams
 from draftree.errors import ConfigError, UnsupportedModelError
+from draftree.models.huggingface.cache import bytes_of
 from draftree.models.huggingface.hf_loading import load_part, read_pretrained
 from draftree.models.huggingface.hf_model import HFModel
+from draftree.models.huggingface.tensor_parallel import ParallelModel, Ranks
 from draftree.models.loading import load, load_here
 from draftree.text.encoding import user
 
-from ..tiny import save_tiny
+from ..tiny import save_tiny, tiny
 
 ROOT = Path(__file__).parents[2]
 TEXT = "a b a b a b the cat in the hat"
@@ -159,6 +164,35 @@ def test_what_cannot_be_shared_is_one_line_by_rank_0(model: str, made: Made) -> 
 def test_options_that_need_whole_layers_are_refused(model: str, options: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_part(model, **options)
+
+
+@pytest.fixture
+def shared(monkeypatch: pytest.MonkeyPatch) -> ParallelModel:
+    """Rank 0's part of a model over two processes; its cache takes one row of 64 tokens of the whole model."""
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    part = HFModel(tiny(), self_test=False)
+    part.cache_bytes = bytes_of([64], part.capabilities.slot_bytes)
+    return ParallelModel(part, Ranks())
+
+
+def test_a_process_holds_rows_by_the_bytes_of_its_own_part(shared: ParallelModel) -> None:
+    """A slot was counted with the heads of all processes: rows that fit were left out, and none fitted at all."""
+    assert [shared.holds([64] * rows) for rows in (1, 2, 3)] == [True, True, False]
+
+
+def test_a_draft_model_is_not_eager_because_its_target_is_shared(
+    shared: ParallelModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = dict[str, Any]()
+
+    def loaded(name: str, **options: Any) -> HFModel:
+        given.update(options)
+        return HFModel(tiny(seed=1), self_test=False)
+
+    monkeypatch.setattr("draftree.drafters.registry.load_here", loaded)
+    shared.capabilities = replace(shared.capabilities, device="cuda:0")
+    load_draft_model("near", shared)
+    assert given == {"device": "cuda:0"}
 
 
 def test_a_process_that_waits_for_no_other_has_whole_models(model: str, monkeypatch: pytest.MonkeyPatch) -> None:

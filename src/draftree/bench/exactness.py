@@ -120,7 +120,7 @@ def ways(contestants: Sequence[Entry], can: Capabilities) -> int:
 
 def has_threads(can: Capabilities) -> bool:
     """Its passes share several threads, so that one thread is another way of decoding."""
-    return can.threads > 1 and not can.accelerator
+    return can.threads > 1
 
 
 @contextmanager

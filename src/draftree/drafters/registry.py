@@ -14,7 +14,7 @@ from ..models.base import LanguageModel
 from ..models.heads.head_folder import find_head, load_head, load_head_for
 from ..models.loading import ModelOptions, load_here
 from ..models.model_files import gguf_path
-from ..models.protocols import DraftHead
+from ..models.protocols import DraftHead, FeatureModel
 from ..policies.base import GrowthPolicy
 from .base import Drafter, DraftSource
 from .default import advise, resolved
@@ -38,7 +38,7 @@ def is_head(name: str) -> bool:
 
 
 def load_draft_model(name: str, target: LanguageModel) -> LanguageModel:
-    """A model that drafts for a target: on its device, with as many threads.
+    """A model that drafts for a target: on its device, by its runner, with as many threads.
 
     Raises:
         UnknownNameError: nothing of that name was found.
@@ -47,6 +47,8 @@ def load_draft_model(name: str, target: LanguageModel) -> LanguageModel:
     can, options = target.capabilities, ModelOptions()
     if can.device != "cpu":
         options["device"] = can.device
+        if isinstance(target, FeatureModel):  # not one over several processes: that is eager whoever drafts for it
+            options["runner"] = can.runner
     elif gguf_path(name) is not None:
         options["threads"] = can.threads
     try:

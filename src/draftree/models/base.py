@@ -43,7 +43,7 @@ class Capabilities:
         engine: what makes its passes, with all versions ("native 1").
         tier: the part of an engine whose passes cost alike, by the name of its table (``models.cost_profile``): for the
             native engine the instruction set ("avx2").
-        threads: that share a pass.
+        threads: of the CPU, that share a pass; 1 where an accelerator makes it.
         accelerator: name of the device; "": a CPU.
         weights: numbers that a pass multiplies with each token; embeddings are looked up only.
         weight_bytes: that these are read from.

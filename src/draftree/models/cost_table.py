@@ -32,10 +32,10 @@ class CostTable:
     Attributes:
         source: where the numbers come from.
         reading: bytes of weights a second.
-        products: weights times tokens a second, of one thread.
+        products: weights times tokens a second, of one thread, or of a whole accelerator.
         overlap: the power k: at 1 reading and products follow each other, above they overlap.
         cache_reading: bytes of keys and values a second.
-        cache_products: these bytes times tokens a second, of one thread.
+        cache_products: these bytes times tokens a second, of the same.
     """
 
     source: str

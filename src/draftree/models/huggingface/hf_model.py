@@ -41,7 +41,7 @@ from ..protocols import LayerSizes
 from . import attention, inspection, long_rope, norms
 from .cache import FeatureRow, Rows, TreeCache, bytes_of, feature_row, long_row
 from .pass_inputs import POSITION
-from .runner import Pass, Runner, StockRunner, chosen_runner, exclusive, runner_of
+from .runner import GraphRunner, Pass, Runner, StockRunner, chosen_runner, exclusive, runner_of
 from .torch_scores import scores_of
 
 
@@ -172,6 +172,13 @@ class HFModel(LanguageModel):
         """
         self._hidden.add(wanted, self.model, self.capabilities.name)
         self.tracked |= wanted
+
+    @property
+    def passes(self) -> str:
+        """How its passes are made, in words: why some, or all, are no CUDA graphs."""
+        if isinstance(self._runner, GraphRunner):
+            return self._runner.uncaptured or "CUDA graphs"
+        return "the model's own forward"
 
     @property
     def rows(self) -> int:

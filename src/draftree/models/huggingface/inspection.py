@@ -40,8 +40,8 @@ from . import attention
 def fingerprint(weights: Iterable[Tensor]) -> str:
     """16 hexadecimal digits of SHA-256 over the shapes of the weights and the signs of evenly spaced entries.
 
-    Rounding to another dtype keeps every sign, so the digest is the same in float32, bfloat16 and float16, on every
-    device and from every file format. Training changes some of a million signs.
+    Rounding to another dtype keeps every sign, so the digest is the same in float32, bfloat16, float16 and float8, on
+    every device and from every file format. Training changes some of a million signs.
 
     Args:
         weights: in a fixed order, as ``Module.parameters`` gives them.
@@ -50,7 +50,8 @@ def fingerprint(weights: Iterable[Tensor]) -> str:
     def signs(weight: Tensor) -> tuple[tuple[int, ...], NDArray[np.bool_]]:
         whole = weight.full_tensor() if isinstance(weight, DTensor) else weight  # of all processes that share it
         some = whole.detach().reshape(-1)[spaced(whole.numel())]
-        return tuple(weight.shape), some.signbit().cpu().numpy()
+        known = some.float() if some.element_size() == 1 else some  # torch tells no signs of float8
+        return tuple(weight.shape), known.signbit().cpu().numpy()
 
     return digest_of(map(signs, weights))
 
@@ -90,7 +91,7 @@ def computing(
     return {
         "engine": f"transformers {transformers.__version__}, torch {torch.__version__}",
         "tier": "torch-cuda" if on_gpu else "torch",
-        "threads": torch.get_num_threads(),
+        "threads": 1 if on_gpu else torch.get_num_threads(),
         "accelerator": torch.cuda.get_device_name(device) if on_gpu else "",
         "weights": numbers + expert_numbers,
         "weight_bytes": size + expert_bytes,
@@ -192,6 +193,8 @@ def refuse(model: PreTrainedModel, name: str) -> None:
         why = f"attention {used!r} ignores 4-D masks: load it with attn_implementation='sdpa'"
     elif missing := [p for p in ("position_ids", "past_key_values") if p not in takes]:
         why = f"its forward takes no {' and no '.join(missing)}: use transformers' own generate for it"
+    elif any(weight.is_meta for weight in model.parameters()):
+        why = "some of its weights are offloaded: load it without device_map, onto one device"
     if why:
         raise UnsupportedModelError(f"{name} ({kind}) cannot verify draft trees: {why}")
 

@@ -161,6 +161,9 @@ class GraphRunner:
     the same kernels on the same inputs, whatever the tree. The second pass of a shape is captured, and those after it
     are one launch each. Where nothing can be captured, passes are the same without it.
 
+    Where memory ends in a capture, passes of that shape are made without it until the storage moves; after any other
+    error all passes are.
+
     Attributes:
         uncaptured: why some passes, or all, are not captured; "": all are.
 
@@ -170,8 +173,9 @@ class GraphRunner:
     """
 
     def __init__(self, eager: EagerRunner, captures: Callable[[], Capture] | None = None) -> None:
-        self._eager, on_cuda = eager, eager.device.type == "cuda"
-        self._captures = captures or (cuda_graphs if on_cuda else None)
+        self._eager, self._captures = eager, captures
+        if captures is None and eager.device.type == "cuda":  # each stream takes workspaces of its own: one for all
+            self._captures = partial(cuda_graphs, torch.cuda.Stream(eager.device))
         self._inputs: dict[Shape, tuple[DeviceInputs, Tensor | None]] = {}
         self._graphs: WeakKeyDictionary[TreeCache, _Graphs] = WeakKeyDictionary()
         self.uncaptured = "" if self._captures else f"device {eager.device.type} has no CUDA graphs"
@@ -214,18 +218,23 @@ class GraphRunner:
             try:
                 replay = graphs.capture(make)
             except RuntimeError as error:
-                graphs.refused.add(key)
-                graphs.capture = self._captures()  # what began a capture that failed may take no other
+                if "out of memory" in str(error):  # torch's or CUDA's own
+                    graphs.refused.add(key)
+                    graphs.capture = self._captures()  # what began a capture that failed may take no other
+                else:  # others would fail too, and each leaves memory behind that nobody frees
+                    self._captures = None
+                    self._graphs.clear()
                 self._complain(f"a pass of shape {key[:8]} cannot be captured: {error}")
                 return make()
             if len(graphs.by_key) >= _KEPT:
-                del graphs.by_key[next(iter(graphs.by_key))]  # the oldest one
+                del graphs.by_key[next(iter(graphs.by_key))]  # the one that was replayed longest ago
             graphs.by_key[key] = replay
-        return graphs.by_key[key]()
+        graphs.by_key[key] = replay = graphs.by_key.pop(key)  # behind all others
+        return replay()
 
     def _complain(self, why: str) -> None:
         if not self.uncaptured:
-            warnings.warn(f"{why}: it is launched kernel by kernel", DraftreeWarning, stacklevel=2)
+            warnings.warn(f"{why}: kernels are launched one by one instead", DraftreeWarning, stacklevel=2)
         self.uncaptured = why
 
 
@@ -242,6 +251,7 @@ class _Graphs:
     Attributes:
         capture: makes them.
         refused: of which passes no graph can be made.
+        by_key: the one that was replayed last comes last.
         seen: which passes have been made.
     """
 
@@ -252,29 +262,40 @@ class _Graphs:
     seen: set[tuple[int, ...]] = field(default_factory=set)
 
 
-def cuda_graphs() -> Capture:
+def cuda_graphs(stream: torch.cuda.Stream) -> Capture:
     """What captures passes as CUDA graphs that share their memory: graphs of one storage, which are gone together.
 
     PyTorch frees that memory with the last of them, and takes no further graph into it then.
+
+    Args:
+        stream: ``cuda_graph``.
     """
-    return partial(cuda_graph, torch.cuda.graph_pool_handle())
+    return partial(cuda_graph, torch.cuda.graph_pool_handle(), stream)
 
 
-def cuda_graph(pool: Any, make: Callable[[], T]) -> Callable[[], T]:
+def cuda_graph(pool: Any, stream: torch.cuda.Stream, make: Callable[[], T]) -> Callable[[], T]:
     """What makes a pass again, as a CUDA graph; what it returns lies where the next replay writes.
+
+    The current device and stream are afterwards those from before.
 
     Args:
         pool: of the memory that graphs share.
+        stream: captures; it is of the device that the pass computes on, and for all graphs of a pool the same.
 
     Raises:
         RuntimeError: the pass does something that no graph can hold, such as a transfer to the host.
     """
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+    with (
+        torch.cuda.device(stream.device),
+        torch.cuda.stream(stream),  # where a capture fails, torch.cuda.graph leaves its stream the current one
+        torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"),
+    ):
         result = make()
 
     def replay() -> T:
-        graph.replay()
+        with torch.cuda.device(stream.device):
+            graph.replay()
         return result
 
     return replay

@@ -29,6 +29,7 @@ from ...errors import DraftreeError, RunError, first_line
 from ...progress import err
 from ...scores import Scores
 from ..base import Capabilities, LanguageModel, Nodes, Row
+from .cache import bytes_of
 from .hf_loading import load_part
 from .hf_model import HFModel
 
@@ -163,7 +164,8 @@ class ParallelModel(LanguageModel):
         )
 
     def holds(self, lengths: Sequence[int]) -> bool:
-        return self._part.holds(lengths)
+        """Rows of so many tokens can be open together, within ``cache_bytes`` of each process."""
+        return bytes_of(lengths, self.capabilities.slot_bytes) <= self.cache_bytes
 
     def reserve(self, rows: int, tokens: int) -> None:
         self._made("reserve", (), rows, tokens)
