@@ -44,6 +44,8 @@ int64_t nanoseconds(void) {
     return (int64_t)((double)now.QuadPart * 1e9 / (double)second.QuadPart);
 }
 
+int64_t process_number(void) { return (int64_t)GetCurrentProcessId(); }
+
 void yield_thread(void) { SwitchToThread(); }
 
 #else
@@ -83,6 +85,8 @@ int64_t nanoseconds(void) {
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
+
+int64_t process_number(void) { return (int64_t)getpid(); }
 
 void yield_thread(void) { sched_yield(); }
 

@@ -17,7 +17,8 @@ void *enlarged(void *memory, int64_t *capacity, int64_t wanted, size_t size);
  * Several threads may read from one file. */
 int read_file(int64_t file, uint8_t *target, size_t bytes, int64_t offset);
 
-int64_t nanoseconds(void); /* of a clock that only goes on */
+int64_t nanoseconds(void);    /* of a clock that only goes on */
+int64_t process_number(void); /* of this process: a copy of it that fork() has made has another */
 void yield_thread(void);
 void pause_cpu(void); /* inside a loop that waits for another thread */
 

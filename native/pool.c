@@ -90,8 +90,9 @@ typedef struct {
 } Worker;
 
 struct Pool {
-    int threads; /* that there are */
-    int active;  /* that work: the first ones */
+    int64_t process; /* that has the threads */
+    int threads;     /* that there are */
+    int active;      /* that work: the first ones */
     Worker **workers;
     Lock sleep; /* of workers that go to sleep, or wake */
     Condition woken;
@@ -173,6 +174,7 @@ Pool *new_pool(int threads) {
     Pool *pool = allocate(sizeof *pool);
     if (!pool)
         return NULL;
+    pool->process = process_number();
     pool->probe_time = -LONGEST_PROBE_DELAY;
     pool->references = 1;
     start_lock(&pool->sleep);
@@ -195,13 +197,19 @@ Pool *retain_pool(Pool *pool) {
     return pool;
 }
 
+/* The process is a copy that fork() has made: it has the memory of the pool, but none of its workers, and who held a
+ * lock in the other process frees none here. */
+static int is_forked(const Pool *pool) { return pool->process != process_number(); }
+
 void release_pool(Pool *pool) {
     if (!pool || atomic_fetch_sub(&pool->references, 1) > 1)
         return;
+    const int forked = is_forked(pool);
     atomic_store(&pool->stopping, 1);
-    begin_generation(pool, pool->threads);
+    if (!forked)
+        begin_generation(pool, pool->threads);
     for (int number = 0; number < pool->threads; number++) {
-        if (number)
+        if (number && !forked)
             join_thread(pool->workers[number]->thread);
         release(pool->workers[number], sizeof(Worker));
     }
@@ -255,7 +263,9 @@ static void choose_threads(Pool *pool, int64_t duration, int64_t now) {
 }
 
 void pool_run(Pool *pool, void (*task)(void *argument, int thread, int threads), void *argument) {
-    if (pool->threads == 1) {
+    if (pool->threads == 1 || is_forked(pool)) {
+        if (pool->active > 1) /* no barrier waits for the others */
+            pool->active = 1;
         task(argument, 0, 1);
         return;
     }

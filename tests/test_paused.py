@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from draftree.config import SamplingParams
+from draftree.drafters.base import Drafter
 from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.grow import TreeDrafter
 from draftree.engine.engine import Engine, Handle
@@ -15,7 +16,7 @@ from draftree.engine.scheduler import SchedulerParams
 from draftree.engine.speculation import EngineRequest, Observer, Speculation
 from draftree.engine.step import Stepper
 from draftree.errors import CacheFullError, FieldError
-from draftree.models.base import Nodes, Row
+from draftree.models.base import LanguageModel, Nodes, Row
 from draftree.papers.cascade import CascadeSource
 from draftree.papers.opt_tree import OptTree
 from draftree.policies.fixed import StaticTree
@@ -156,3 +157,52 @@ def test_figures_of_stages_count_what_came_before_a_pause(monkeypatch: pytest.Mo
         first, last = answer.stats.figures["stages"]
         assert (last.proposed, last.accepted) == (sum(answer.stats.drafted), sum(answer.stats.accepted))
         assert first.emitted + last.emitted == sum(chunk.drafted for chunk in answer.chunks) > 0
+
+
+@pytest.mark.parametrize("known", [0, 20])
+def test_tokens_that_a_request_has_read_itself_before_a_pause_are_not_reused(
+    known: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It found its own kept row when it was opened again, and counted what it had read of its prompt."""
+    pause, read = Stepper.pause, list[int]()
+
+    def noting(stepper: Stepper, request: EngineRequest) -> None:
+        assert request.row is not None
+        read.append(request.row.length)
+        pause(stepper, request)
+
+    monkeypatch.setattr("draftree.engine.scheduler._AHEAD", 16)
+    monkeypatch.setattr(Stepper, "pause", noting)
+    model, prompt = Cached(7, max_length=200), [i % 6 for i in range(150)]
+    model.most_tokens = 200
+    engine = Engine(model, Speculation(nodes=1), scheduling=SchedulerParams(chunk=1, prefixes=4))
+    if known:
+        engine.generate([prompt[:known]], SamplingParams(max_tokens=1))
+    first = engine.submit((1, 2, 3), SamplingParams(max_tokens=48, ignore_eos=True))
+    engine.wait(lambda: first.request.decodes)
+    second = engine.submit(prompt, SamplingParams(max_tokens=4, ignore_eos=True))
+    first.result()
+    assert len(second.result().token_ids) == 4
+    assert len(read) == 1 and known + 16 <= read[0] < 150, "it was not paused in mid-prompt"
+    assert second.request.stats.reused == known
+
+
+class Taking(Drafter):
+    """Takes half of the target's cache as it is loaded."""
+
+    def prepare(self, target: LanguageModel, prefixes: int = 0) -> None:
+        assert isinstance(target, ToyModel)
+        target.most_tokens = 50
+
+
+def test_where_a_drafter_takes_the_cache_what_does_not_fit_any_more_ends_and_others_go_on() -> None:
+    """The engine span for ever: nothing ran, and the first that waited never fitted."""
+    model = Cached(7, max_length=200)
+    model.most_tokens = 100
+    engine = Engine(model, Speculation(nodes=1))
+    large, small = (engine.submit((1, 2), SamplingParams(max_tokens=n, ignore_eos=True)) for n in (80, 20))
+    engine.prepared(Speculation(Taking()))
+    for _ in range(3):
+        engine.advance()
+    assert large.done and isinstance(large.request.error, FieldError)
+    assert len(small.result().token_ids) == 20

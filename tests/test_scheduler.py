@@ -89,6 +89,19 @@ def test_one_that_could_never_fit_is_refused_at_once() -> None:
         scheduler(room=100).add(job(101))
 
 
+def test_one_that_does_not_fit_any_more_ends_with_an_error_when_nothing_runs() -> None:
+    """While it waited a head was loaded, whose hidden states take memory of each token: nothing ran, for ever."""
+    made, first, large, small = scheduler(room=100), job(50), job(60, arrival=1), job(30, arrival=2)
+    made.add(first, large, small)
+    made.admit()
+    made._holds = lambda lengths: sum(lengths) <= 50
+    assert made.admit() == [] and large.request.error is None
+    first.request.finish_reason = "length"
+    made.ended()
+    assert made.admit() == [] and isinstance(large.request.error, FieldError)
+    assert made.ended() == [large] and made.admit() == [small]
+
+
 def test_kept_rows_make_room_before_anybody_waits() -> None:
     kept = Kept(30, 30, 30)
     made = scheduler(room=100, kept=kept)

@@ -218,18 +218,22 @@ class Scheduler:
             QueueFullError: the queue is full; it says when to come back.
         """
         for job in jobs:
-            if not self._holds([job.length]):
-                raise FieldError(
-                    "max_tokens",
-                    f"the request needs {job.length} cache slots, more than the memory of the cache has: lower "
-                    "max_tokens, shorten the prompt, or free memory and load the model again",
-                )
+            self._check_fits(job)
         if bounded and len(self.jobs) + len(jobs) > self.most:
             # a place may be free in as much time as those that run have taken so far, at most a minute
             longest = time.monotonic() - min([job.arrival for job in self.running], default=math.inf)
             raise QueueFullError(len(self.waiting), min(60.0, max(1.0, longest)))
         for job in jobs:
             insort(self.waiting, job, key=attrgetter("turn"))
+
+    def _check_fits(self, job: Job) -> None:
+        """Raise FieldError where a request needs more cache than there is, even alone."""
+        if not self._holds([job.length]):
+            raise FieldError(
+                "max_tokens",
+                f"the request needs {job.length} cache slots, more than the memory of the cache has: lower "
+                "max_tokens, shorten the prompt, or free memory and load the model again",
+            )
 
     def ended(self) -> list[Job]:
         """Requests that must end, or have ended; they are not scheduled any more."""
@@ -271,12 +275,16 @@ class Scheduler:
         """Requests whose turn it is, while there are rows and free cache for them; they run from now on.
 
         None overtakes another: a large request that waits for cache is not passed by small ones for ever. Where one
-        group has all rows there is one more for a request of another group.
+        group has all rows there is one more for a request of another group. One that does not fit even alone ends with
+        an error: since it came a draft head was loaded, whose hidden states take memory of each token.
         """
         admitted = list[Job]()
         while (job := self._next()) is not None:
             lengths = [each.row_length(self._ahead) for each in (*self.running, job)]
             if not self._holds(lengths):
+                if not self.running:
+                    with job.request.ended_by_errors():
+                        self._check_fits(job)
                 break
             end = -1 if self._kept.touch(job.request.ids) else None  # it takes over the last row
             while (others := self._kept.lengths[:end]) and not self._holds([*lengths, *others]):

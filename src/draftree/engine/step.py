@@ -117,7 +117,7 @@ class Stepper:
         """Give it a row with what rows hold of its text: those that are kept, and those of other requests."""
         live = [(r.ids, r.row) for r in self.requests if r.row is not None and r is not request]
         request.row = self.prefixes.find(request.ids, live)
-        if not request.output_ids:
+        if not request.stats.seconds.prefill:  # else it has read of its text before a pause: the row may be its own
             request.stats.reused = request.row.length
 
     def _waits(self, request: EngineRequest, requests: Sequence[EngineRequest]) -> bool:

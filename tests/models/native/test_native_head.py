@@ -340,3 +340,24 @@ def test_a_damaged_folder_is_one_line(target: NativeModel, tmp_path: Path) -> No
         file.write_bytes(data)
         with pytest.raises(ModelFileError, match="draft head"):
             load_head(file.parent, target)
+
+
+@pytest.mark.parametrize("name", ["cut", "learn", "extend", "commit"])
+def test_a_row_has_what_c_has_after_an_interrupt(
+    name: str, target: NativeModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python raises it when C has returned; what the head has not read then, it reads in its next pass."""
+    head = head_of(OWN, tmp_path, target)
+    row, opened, first = read(head, target)
+    call = getattr(head.loaded, name)
+
+    def interrupted(*arguments: object) -> None:
+        call(*arguments)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(head.loaded, name, interrupted)
+        head.read([row], [[]], [opened])
+    assert row.length == head.loaded.length(row.number)
+    (again,) = head.read([row], [TEXT[1 + row.length :]], [opened]).logits([0])
+    assert bits(again) == bits(first)

@@ -207,6 +207,19 @@ def test_a_chat_takes_no_more_memory_than_is_told(path: Path) -> None:
     assert model.cache_bytes() > 3 * description.state_bytes
 
 
+def test_a_prompt_that_is_read_in_pieces_takes_as_much_memory_as_is_told(path: Path) -> None:
+    """Records of the end of one piece and of the next were counted as 84 and took 164: more requests were let in than
+    found room, and one ended in the middle of its prompt."""
+    model, description, length, taken = load(path, "", 2), describe(check(path)), 0, list[int]()
+    row = model.open()
+    for count in (100, 100, 70, 65, 200):
+        model.extend([row], [count], text(count), range(-1, count - 1), [0] * count)
+        length += count
+        taken.append(model.cache_bytes() - -(-length // 64) * model.page_bytes)
+        model.commit(row, range(count))
+    assert max(taken) == description.row_bytes
+
+
 def test_a_fork_before_the_end_of_a_prompt_reads_little_again(path: Path) -> None:
     """It goes on 64 tokens before the end of what was read: a state is kept there."""
     model, prompt = load(path, "", 2), text(250)

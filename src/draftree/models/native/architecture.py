@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ..gguf.gguf_file import GGUFHeader
 from ..gguf.metadata import damaged
 from ..rope import frequencies
-from .delta_nets import TAPS, delta_net, is_recurrent
+from .delta_nets import RECORDED_END, TAPS, delta_net, is_recurrent
 from .header_reader import ABSENT, WINDOW_PATTERN, HeaderReader, Place, unsupported
 from .rope_scaling import scaled_frequencies
 
@@ -236,8 +236,10 @@ class Description:
     @property
     def row_bytes(self) -> int:
         """Bytes that a row takes at most beside its tokens: its state, two behind earlier tokens, one while a pass
-        reads a text, and the records of the text's end. Trees of more than 64 nodes take more records."""
-        return 4 * self.state_bytes + 84 * self.record_bytes
+        reads a text, and records: of the end of what was read last, which are replayed, and of the end of what is read
+        now. Trees of more than 64 nodes take more records."""
+        records = 2 * RECORDED_END
+        return 4 * self.state_bytes + (records + records // 4 + 4) * self.record_bytes  # as C makes room for them
 
 
 def describe(header: GGUFHeader) -> Description:

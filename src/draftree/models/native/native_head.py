@@ -317,9 +317,8 @@ class NativeHead(NativeRows[NativeHeadRow]):
         """
         if not text and row.length:
             text = [row.last]
-            self.loaded.cut(row.number, row.length - 1)
-            row.length, row.parents = row.length - 1, []
-            row.drafted = []
+            row.length, row.parents, row.drafted = row.length - 1, [], []  # an interrupt is raised when C has returned
+            self.loaded.cut(row.number, row.length)
         else:
             self.commit(row, [])
         if text:

@@ -116,12 +116,17 @@ class NativeRows(OpenRows[R], Generic[R]):
             wanted += [0] * (count - last) + [1] * last
             goes_on |= row.length > 0
         self._check_room(pages, sum(map(bool, counts)), records)
-        began = time.perf_counter()
-        self.loaded.extend(numbers, counts, tokens, parents, wanted, *sources)
-        if goes_on:
-            self.pass_seconds += time.perf_counter() - began
         for row, new in zip(rows, nodes, strict=True):
             row.parents += new.parents
+        began = time.perf_counter()
+        try:
+            self.loaded.extend(numbers, counts, tokens, parents, wanted, *sources)
+        except Exception:  # not an interrupt, which is raised when C has returned, and has the nodes
+            for row, new in zip(rows, nodes, strict=True):
+                del row.parents[len(row.parents) - len(new.parents) :]
+            raise
+        if goes_on:
+            self.pass_seconds += time.perf_counter() - began
         return scored
 
     def _check_room(self, pages: int, rows: int = 0, records: int = 0) -> None:
@@ -144,16 +149,23 @@ class NativeRows(OpenRows[R], Generic[R]):
 
     @exclusive
     def commit(self, row: Row, path: Sequence[int]) -> None:
-        self.loaded.commit(self.checked(row).number, path)
-        row.length += len(path)
-        row.parents = []
+        number = self.checked(row).number
+        self._change(row, row.length + len(path), [], lambda: self.loaded.commit(number, path))
 
     @exclusive
     def prune(self, row: Row, keep: Sequence[int], trunk: int) -> None:
         number, parents = self.checked(row).number, row.pruned(keep, trunk)
-        self.loaded.prune(number, keep, trunk)
-        row.length += trunk
-        row.parents = parents
+        self._change(row, row.length + trunk, parents, lambda: self.loaded.prune(number, keep, trunk))
+
+    def _change(self, row: Row, length: int, parents: list[int], call: Callable[[], None]) -> None:
+        """Let C change a row, whose numbers change first: an interrupt is raised when C has returned."""
+        before = row.length, row.parents
+        row.length, row.parents = length, parents
+        try:
+            call()
+        except Exception:
+            row.length, row.parents = before
+            raise
 
     @exclusive
     def fork(self, row: Row, length: int | None = None) -> Row:
