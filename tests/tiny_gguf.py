@@ -92,7 +92,7 @@ def write(
     kv_heads: int = 2,
     context: int = CONTEXT,
     vocabulary: Vocabulary | None = None,
-    template: str | None = TEMPLATE,
+    template: str | Sequence[Mapping[str, str]] | None = TEMPLATE,
     weights: str = "F32",
     seed: int = 0,
     architecture: str = "llama",
@@ -104,7 +104,7 @@ def write(
     Args:
         hidden: heads * ``HEAD``.
         vocabulary: ``byte_level()`` by default.
-        template: for conversations; None: the file has none.
+        template: for conversations, or several by "name" and "template"; None: the file has none.
         weights: the tensors' type, by ggml's name ("Q4_K"); vectors are always F32.
         architecture: "llama"; "mamba" is recurrent, "lfm2" in every other layer; windows of ``WINDOW`` tokens are in
             the first three of four layers of "cohere2", the first five of six of "gemma3", every other of "gpt-oss";
@@ -225,7 +225,9 @@ def random_blocks(kind: GGMLQuantizationType, values: NDArray[np.float32]) -> ND
     return scaled(float(values.std()) / float(gguf.dequantize(scaled(1.0), kind).std()))
 
 
-def add_vocabulary(writer: gguf.GGUFWriter, words: Vocabulary, template: str | None) -> None:
+def add_vocabulary(
+    writer: gguf.GGUFWriter, words: Vocabulary, template: str | Sequence[Mapping[str, str]] | None
+) -> None:
     """Write the keys of a tokenizer."""
     writer.add_vocab_size(len(words.tokens))
     writer.add_tokenizer_model(words.model)

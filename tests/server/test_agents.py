@@ -16,6 +16,7 @@ import jsonschema
 import openai
 import pytest
 
+from ..strict_templates import STRICT
 from .running import NAME, Running, bytes_target, posted, running
 
 REQUESTS = Path(__file__).parent / "requests"
@@ -73,6 +74,24 @@ def test_codex_goes_on_in_turns(client: openai.OpenAI, name: str) -> None:
             assert item.name in spaces[namespace] and (choice == "required" or namespace == space)
             result = {"type": "function_call_output", "call_id": item.call_id, "output": "Exit code: 0"}
             body["input"] += [item.to_dict(), result]
+
+
+@pytest.mark.parametrize("template", STRICT)
+def test_a_model_with_a_strict_template_answers_agents(template: str) -> None:
+    """Two turns of the developer, or two of the user, were refused."""
+    target = bytes_target(tags=False, context=1 << 14)
+    assert target.tokenizer is not None
+    target.tokenizer.chat_template = template
+    system, developer, user = ({"role": role, "content": "hi"} for role in ("system", "developer", "user"))
+    with running(target) as served:
+        codex = {**body_of("codex_first_turn"), "stream": False, "max_output_tokens": 1}
+        for path, body in (
+            ("/v1/responses", codex),
+            ("/v1/chat/completions", {"messages": [system, developer, user], "max_tokens": 1}),
+            ("/v1/messages", {"system": "be brief", "messages": [user, system, user], "max_tokens": 1}),
+        ):
+            status, found = posted(served, path, body)
+            assert status == 200, found
 
 
 @pytest.mark.parametrize("several", [True, False])

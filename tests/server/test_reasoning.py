@@ -212,6 +212,17 @@ def test_thoughts_of_the_past_go_to_the_template(served: Running, kind: Kind) ->
     assert posted(served, CHAT, {**BODY, "messages": history})[0] == 200
 
 
+@pytest.mark.parametrize("name", ["reasoning", "thinking"])
+def test_a_thought_may_come_back_under_another_name(served: Running, name: str) -> None:
+    """The name of vLLM and OpenRouter was left out."""
+    bodies = [
+        {"messages": [*user("hi"), {"role": "assistant", "content": ANSWER, **thought}, *user("and?")]}
+        for thought in ({"reasoning_content": THOUGHT}, {"reasoning_content": None, name: THOUGHT})
+    ]
+    first, second = (posted(served, "/tokenize", body)[1]["tokens"] for body in bodies)
+    assert first == second
+
+
 def test_thoughts_of_past_responses_belong_to_what_followed_them(served: Running) -> None:
     """Items of an output were left out where a client sent them back."""
     output = posted(served, "/v1/responses", {"input": "hi", "temperature": 0})[1]["output"]

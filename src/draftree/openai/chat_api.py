@@ -10,7 +10,7 @@ from pydantic import Field
 
 from ..config import Count, LogprobCount
 from ..errors import FieldError
-from ..text.encoding import Conversation, check_variables
+from ..text.encoding import THOUGHTS, Conversation, check_variables
 from .schema import Body, Many, ResponseFormat, Sent
 from .tools import AnyTool, NamedFunction, WithTools, check_tools, functions
 
@@ -62,6 +62,8 @@ class Message(Body):
     tool_call_id: str | None = None
     refusal: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None  # vLLM's and OpenRouter's name of the thought
+    thinking: str | None = None  # Ollama's
 
     def plain(self, at: int) -> dict[str, Any]:
         """Convert the message to the form of chat templates.
@@ -76,8 +78,8 @@ class Message(Body):
                 past_call(call.id, call.called, f"messages[{at}].tool_calls[{i}].{call.type}")
                 for i, call in enumerate(self.tool_calls)
             ]
-        if self.role == "assistant" and self.reasoning_content is not None:
-            turn["reasoning_content"] = self.reasoning_content
+        if self.role == "assistant":
+            turn |= {name: thought for name in THOUGHTS if (thought := getattr(self, name)) is not None}
         if self.role == "tool" and self.tool_call_id is not None:
             turn["tool_call_id"] = self.tool_call_id
         return turn

@@ -31,6 +31,10 @@ class JobError(DraftreeError):
     """A job failed; callers name the value that it was about."""
 
 
+class JobRaisedError(JobError):
+    """A job raised an exception, within its limits."""
+
+
 _idle: list[subprocess.Popen[bytes]] = []
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_idle.clear)  # two processes must not share a worker
@@ -49,7 +53,8 @@ def run(name: str, *arguments: Any) -> Any:
     """Run a job of ``jobs`` in a worker of its own and return its result.
 
     Raises:
-        JobError: it failed, or took too much.
+        JobRaisedError: it raised an exception.
+        JobError: it took too much, or could not be started.
     """
     job = json.dumps([CPU_SECONDS, SECONDS, _KEPT, name, arguments], default=str).encode() + b"\n"
     command, pipe = [sys.executable, "-P", str(Path(jobs.__file__))], subprocess.PIPE
@@ -76,5 +81,5 @@ def run(name: str, *arguments: Any) -> Any:
     if not answer:
         raise JobError(f"it is nested too deep, or takes more than {CPU_SECONDS} s, or too much memory or text")
     if "error" in answer:
-        raise JobError(answer["error"])
+        raise JobRaisedError(answer["error"])
     return answer["result"]

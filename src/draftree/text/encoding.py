@@ -1,6 +1,6 @@
 """What tokenizers do, what a prompt may be, and how one becomes token ids: as it is, or through a chat template.
 
-Calls of functions are in Hermes' format where a template has none.
+Calls of functions are in Hermes' format where a template has none, and turns are joined where it refuses them apart.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from operator import itemgetter
 from typing import Any, Protocol, runtime_checkable
 
 from ..errors import ChatTemplateError, FieldError, PromptError
-from ..sandbox.workers import JobError, run
+from ..sandbox.workers import JobError, JobRaisedError, run
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,8 @@ class Conversation:
 
     Attributes:
         messages: with "role" and a text "content"; of assistants also "tool_calls" ("function" with "name" and
-            "arguments", an object, or text that is none); results of calls have the role "tool".
+            "arguments", an object, or text that is none) and a thought by a name of ``THOUGHTS``; results of calls have
+            the role "tool".
         tools: functions that may be called: "function" with "name", "description" and "parameters" (a JSON Schema).
         continued: the answer goes on with the last message, an assistant's, in place of beginning one.
         variables: what the template reads besides, such as "enable_thinking".
@@ -135,21 +136,69 @@ def render(tokenizer: Tokenizer, conversation: Conversation) -> str:
     check_text(json.dumps([messages, tools], ensure_ascii=False, default=str), "prompt")
     if not any(m["content"].strip() or m["role"] == "tool" or m.get("tool_calls") for m in messages):
         raise PromptError("the prompt is empty: give it at least one character")
-    if not tokenizer.chat_template:
-        raise ChatTemplateError("the model has no chat template: give text to continue, or a template")
+    messages = [_with_thought(message) for message in messages]
     calls = [call["function"] for message in messages for call in message.get("tool_calls") or ()]
     probes: list[dict[str, int] | str] = []
     if tools or calls or any(message["role"] == "tool" for message in messages):
         probes = [_ARGUMENTS, *([_CUT] if any(isinstance(call["arguments"], str) for call in calls) else [])]
-    if not all(_writes_calls(tokenizer, arguments) for arguments in probes):
+    template = template_of(tokenizer, tools=bool(tools))
+    if not all(_writes_calls(tokenizer, template, arguments) for arguments in probes):
         messages, tools = _with_calls_as_text(messages, tools), []
-    try:
-        return _rendered(tokenizer, messages, tools, conversation)
-    except JobError as error:
-        raise ChatTemplateError(
-            f"the model's chat template does not take this conversation ({error}): give text to continue, or another "
-            "template"
-        ) from None
+        template = template_of(tokenizer)
+    if not template:
+        raise ChatTemplateError("the model has no chat template: give text to continue, or a template")
+    failures = list[JobError]()
+    for form in _forms(messages):
+        try:
+            return _rendered(tokenizer, template, form, tools, conversation)
+        except JobError as error:
+            failures.append(error)
+            if not isinstance(error, JobRaisedError):
+                break
+    raise ChatTemplateError(
+        f"the model's chat template does not take this conversation ({failures[0]}): give text to continue, or another "
+        "template"
+    )
+
+
+THOUGHTS = ("reasoning_content", "thinking", "reasoning")
+"""Names of an assistant's thought in a message. Templates read the first, but gpt-oss's reads the second."""
+
+
+def _with_thought(message: dict[str, Any]) -> dict[str, Any]:
+    """A message with its thought, whatever its name, under the names that templates read."""
+    thought = next(filter(None, map(message.get, THOUGHTS)), None)
+    return message | {name: thought for name in THOUGHTS[:2] if thought and not message.get(name)}
+
+
+def _forms(messages: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """The forms of a conversation that templates may take: as it is, and two that strict templates do.
+
+    Neighbours of one role are one turn there, but for results of calls, and all that the system says comes first: as a
+    turn of its own, or at the beginning of the user's.
+    """
+    forms = [messages]
+    for role in ("system", "user"):
+        turns = [{**turn, "role": role} for turn in messages if turn["role"] == "system"]
+        turns += [turn for turn in messages if turn["role"] != "system"]
+        form = list[dict[str, Any]]()
+        for name, group in groupby(turns, itemgetter("role")):
+            neighbours = list(group)
+            form += neighbours if name == "tool" else [_joined(neighbours)]
+        if form not in forms:
+            forms.append(form)
+    return forms
+
+
+def _joined(turns: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Turns of one role as one: their texts a blank line apart, their calls one after the other."""
+    joined = dict(turns[0])
+    for name in ("content", *THOUGHTS):
+        if texts := [str(turn[name]) for turn in turns if turn.get(name)]:
+            joined[name] = "\n\n".join(texts)
+    if calls := [call for turn in turns for call in turn.get("tool_calls") or ()]:
+        joined["tool_calls"] = calls
+    return joined
 
 
 SET_HERE = frozenset(("messages", "tools", "add_generation_prompt"))
@@ -181,25 +230,28 @@ def template_variables(template: str) -> frozenset[str]:
 
 def _rendered(
     tokenizer: Tokenizer,
+    template: str,
     messages: Sequence[dict[str, Any]],
     tools: Sequence[dict[str, Any]],
     conversation: Conversation,
 ) -> str:
-    """A conversation as the chat template writes it, up to what begins an answer, or to the last message's content.
+    """A conversation as a chat template writes it, up to what begins an answer, or to the last message's content.
 
     Args:
-        messages, tools: of the conversation, as the template takes them.
+        messages, tools: of the conversation, as the template takes them, but for typed parts.
 
     Raises:
-        JobError: the template fails.
+        JobError: the template fails, or leaves out what is said.
     """
     if continued := conversation.continued:
         *before, last = messages
         messages = [*before, {**last, "content": last["content"] + _GOES_ON}]
+    if _takes_parts(tokenizer, template):
+        messages = [_in_parts(message) for message in messages]
     given = {"messages": messages, "tools": list(tools) or None, "add_generation_prompt": not continued}
     text = run(
         "render",
-        template_of(tokenizer, tools=bool(tools)),
+        template,
         {**tokenizer.special_tokens_map, "documents": None, **conversation.variables, **given},
         conversation.day,
     )
@@ -209,6 +261,31 @@ def _rendered(
     if not mark:
         raise JobError("it leaves the last message's content out")
     return beginning if behind.startswith(" ") else beginning.rstrip()
+
+
+def _in_parts(message: dict[str, Any]) -> dict[str, Any]:
+    """A message whose content is a list of one typed part."""
+    return {**message, "content": [{"type": "text", "text": message["content"]}]}
+
+
+_SAID = "saidbytheuser"
+
+
+def _takes_parts(tokenizer: Tokenizer, template: str) -> bool:
+    """The chat template writes contents that are lists of typed parts, and leaves those that are texts out.
+
+    Raises:
+        JobError: it leaves both out, or takes too much.
+    """
+    said = {"role": "user", "content": _SAID}
+    try:
+        if _SAID in _probed(tokenizer, template, [said]).lower():
+            return False
+    except JobRaisedError:
+        return False  # it may take another conversation
+    if _SAID in _probed(tokenizer, template, [_in_parts(said)]).lower():
+        return True
+    raise JobError("it leaves out what the user says")
 
 
 def call_text(name: str, arguments: object) -> str:
@@ -221,15 +298,20 @@ _ARGUMENTS, _CUT = {"x": 1}, '{"x": "cut'
 _PROBED = {"name": "probe", "description": "what_it_does", "parameters": {"type": "object", "properties": {}}}
 
 
-def _writes_calls(tokenizer: Tokenizer, arguments: dict[str, int] | str) -> bool:
+def _writes_calls(tokenizer: Tokenizer, template: str, arguments: dict[str, int] | str) -> bool:
     """The chat template describes tools, and writes calls of the past in Hermes' format, white space aside.
 
     A template that does neither gets all of it as text, and so does one that has a format of its own: an answer's calls
     are parsed in Hermes' format alone. Arguments that are text may be written as they are, or as JSON.
     """
-    special = json.dumps(dict(tokenizer.special_tokens_map), default=str)
+    call = {"name": "probe", "arguments": arguments}
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": call}]},
+        {"role": "tool", "content": "b"},
+    ]
     try:
-        text = _probed(template_of(tokenizer, tools=True), special, json.dumps(arguments))
+        text = _probed(tokenizer, template, messages, [{"type": "function", "function": _PROBED}])
     except JobError:
         return False
     written, forms = "".join(text.split()), [call_text("probe", arguments)]
@@ -238,25 +320,24 @@ def _writes_calls(tokenizer: Tokenizer, arguments: dict[str, int] | str) -> bool
     return "what_it_does" in written and any("".join(form.split()) in written for form in forms)
 
 
-@lru_cache(maxsize=16)
-def _probed(template: str, special: str, arguments: str) -> str:
-    """A call of the past and its result, as a template writes them below the description of a tool.
-
-    Args:
-        special: special tokens by their names, as JSON.
-        arguments: of the call, as JSON.
+def _probed(
+    tokenizer: Tokenizer,
+    template: str,
+    messages: Sequence[dict[str, Any]],
+    tools: Sequence[dict[str, Any]] | None = None,
+) -> str:
+    """What a chat template makes of a conversation that is always the same.
 
     Raises:
         JobError: the template fails.
     """
-    call = {"name": "probe", "arguments": json.loads(arguments)}
-    messages: list[dict[str, Any]] = [
-        {"role": "user", "content": "a"},
-        {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": call}]},
-        {"role": "tool", "content": "b"},
-    ]
-    given = {"messages": messages, "tools": [{"type": "function", "function": _PROBED}], "add_generation_prompt": True}
-    return str(run("render", template, {**json.loads(special), "documents": None, **given}))
+    given = {"messages": messages, "tools": tools, "add_generation_prompt": True}
+    return _kept(template, json.dumps({**tokenizer.special_tokens_map, "documents": None, **given}, default=str))
+
+
+@lru_cache(maxsize=32)
+def _kept(template: str, variables: str) -> str:
+    return str(run("render", template, json.loads(variables)))
 
 
 def _with_calls_as_text(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -271,7 +352,7 @@ def _with_calls_as_text(messages: Sequence[dict[str, Any]], tools: Sequence[dict
                 calls = [call["function"] for call in turn.get("tool_calls") or ()]
                 written = [call_text(call["name"], call["arguments"]) for call in calls]
                 content = "\n".join(filter(None, [turn["content"], *written]))
-                thought = {name: turn[name] for name in ("reasoning_content",) if name in turn}
+                thought = {name: turn[name] for name in THOUGHTS if name in turn}
                 rendered.append({"role": role, "content": content, **thought})
     if tools:
         instructions = _INSTRUCTIONS.format("\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))

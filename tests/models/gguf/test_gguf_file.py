@@ -12,13 +12,15 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+from gguf.constants import Keys
 
 from draftree.errors import DraftreeError, ModelFileError, UnsupportedModelError
 from draftree.models.gguf.gguf_checks import check
-from draftree.models.gguf.gguf_file import fingerprint, slot_bytes
+from draftree.models.gguf.gguf_file import fingerprint, read, slot_bytes
 from draftree.models.llama.library import F16, Q8_0, Log, Weights, check_decoder, open_library, unloadable
 
 from ...tiny_gguf import HEAD, byte_level, split, write
+from .retyped import Rewriter, number
 
 
 @pytest.fixture(scope="module")
@@ -199,6 +201,36 @@ def test_the_first_and_the_last_byte_of_each_tensor_are_in_its_fingerprint(file:
             path.write_bytes(changed)
             found.add(fingerprint(check(path)))
     assert len(found) == 1 + 2 * len(tensors)
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["default", "tool_use", "rag"], {"default": "default!", "tool_use": "tool_use!", "rag": "rag!"}),
+        (["default"], "default!"),
+        (["tool_use"], None),
+    ],
+)
+def test_chat_templates_have_their_names(tmp_path: Path, names: list[str], expected: object) -> None:
+    templates = [{"name": name, "template": f"{name}!"} for name in names]
+    assert check(write(tmp_path / "tiny.gguf", template=templates)).chat_template == expected
+
+
+def test_a_name_of_no_chat_template_is_passed_over(tmp_path: Path) -> None:
+    def fill(writer: gguf.GGUFWriter) -> None:
+        writer.add_chat_template("plain")
+        writer.add_array(Keys.Tokenizer.CHAT_TEMPLATES, ["missing"])
+
+    assert read(other(tmp_path / "other.gguf", "llama", fill)).chat_template == "plain"
+
+
+@pytest.mark.parametrize("key", ["tokenizer.chat_template.tool_use", "tokenizer.chat_templates"])
+def test_chat_templates_and_their_names_are_texts(tmp_path: Path, key: str) -> None:
+    templates = [{"name": name, "template": "plain"} for name in ("default", "tool_use")]
+    path, copy = write(tmp_path / "tiny.gguf", template=templates), tmp_path / "copy.gguf"
+    Rewriter(path).copy(copy, key, number(gguf.GGUFValueType.UINT32, 1))
+    with pytest.raises(ModelFileError, match=key):
+        assert check(copy).chat_template
 
 
 def test_bytes_of_a_slot(file: Path) -> None:

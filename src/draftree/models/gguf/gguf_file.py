@@ -87,8 +87,13 @@ class GGUFHeader:
         return self.metadata.architecture
 
     @property
-    def chat_template(self) -> str | None:
-        return self.metadata.text(Keys.Tokenizer.CHAT_TEMPLATE)
+    def chat_template(self) -> str | dict[str, str] | None:
+        """Where the file lists others beside it, all by name, and it as "default"; None: the file has none."""
+        default = self.metadata.text(Keys.Tokenizer.CHAT_TEMPLATE)
+        names = [name.decode(errors="replace") for name in self.metadata.texts(Keys.Tokenizer.CHAT_TEMPLATES)]
+        named = {name: self.metadata.text(Keys.Tokenizer.CHAT_TEMPLATE_N.format(name=name)) for name in names}
+        others = {name: template for name, template in named.items() if template}
+        return {**others, "default": default} if default and others else default
 
     @property
     def token_types(self) -> NDArray[Any] | None:

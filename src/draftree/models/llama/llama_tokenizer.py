@@ -40,16 +40,18 @@ class LlamaTokenizer(PieceDecoder):
     punctuation for some vocabularies, and streamed text could not be taken back.
 
     Attributes:
-        chat_template: None: the file has none.
+        chat_template: as of ``GGUFHeader``.
     """
 
-    def __init__(self, library: Library, vocab: int, chat_template: str | None, owner: object = None) -> None:
+    def __init__(
+        self, library: Library, vocab: int, chat_template: str | dict[str, str] | None, owner: object = None
+    ) -> None:
         """
         Args:
             vocab: llama.cpp's pointer to the vocabulary.
             owner: what frees the vocabulary when it ends; kept.
         """
-        self.chat_template: str | dict[str, str] | None = chat_template
+        self.chat_template = chat_template
         self._library, self._vocab, self._owner = library, vocab, owner
         super().__init__(library.vocab_n_tokens(vocab))
         self._prefixed = self.decode(bare := self._tokenize("a", special=False)).startswith(" ")
@@ -136,7 +138,7 @@ def _with_stack(size: int, call: Callable[[], list[int]]) -> list[int]:
 
 
 def read_tokenizer(
-    library: Library, vocab: int, chat_template: str | None, owner: object = None
+    library: Library, vocab: int, chat_template: str | dict[str, str] | None, owner: object = None
 ) -> LlamaTokenizer | None:
     """The tokenizer of a vocabulary (``LlamaTokenizer`` for the arguments); None: of a model of bare token ids."""
     return LlamaTokenizer(library, vocab, chat_template, owner) if library.vocab_type(vocab) != _NO_TEXT else None

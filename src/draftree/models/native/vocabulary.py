@@ -137,7 +137,7 @@ class GGUFTokenizer(PieceDecoder):
     """A ``draftree.text.encoding.Tokenizer`` of a GGUF file; several threads may use it at once.
 
     Attributes:
-        chat_template: None: the file has none.
+        chat_template: as of ``GGUFHeader``.
         eos_ids: tokens that end a text.
 
     Raises:
@@ -150,7 +150,7 @@ class GGUFTokenizer(PieceDecoder):
         model = metadata.text(Keys.Tokenizer.MODEL) or ""
         if model not in _DEFAULTS:
             raise unsupported(header, f"the tokenizer {model!r}")
-        self.chat_template: str | dict[str, str] | None = header.chat_template
+        self.chat_template = header.chat_template
         self._texts, self._kinds = _texts(header), _kinds(header)
         super().__init__(len(self._texts))
         self._ids = dict(zip(self._texts, range(self._size), strict=True))
