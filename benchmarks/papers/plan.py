@@ -137,7 +137,7 @@ PROMPTS, TASKS = "prompts.jsonl", "tasks.jsonl"
 """Files of them."""
 SAMPLES = 100_000
 """Of the coder's classifier."""
-_MINUTES = {SMOLLM2: 1.0, CODER: 3.0, TASKS: 15.0}
+_MINUTES = {SMOLLM2: 1.0, CODER: 3.0, TASKS: 60.0}
 """About, for a tree or a threshold of these models, and for the coder's classifier."""
 DRAFTERS = "lookup,head,lookup+head,lookup>head"
 """Kinds of drafters."""
