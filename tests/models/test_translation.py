@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -20,7 +20,7 @@ from draftree.text.encoding import Conversation, Tokenizer, render
 from draftree.text.spelling import Spelling
 from draftree.text.translation import FirstTokens, TextReader, marks
 
-from ..tiny import bytes_tokenizer, tiny_tokenizer
+from ..tiny import VOCAB, bytes_tokenizer, tiny_tokenizer
 from ..tiny_gguf import TEMPLATE, Vocabulary, byte_level, with_byte_fallback, write
 
 _LOOP, _ADD = "{% for m in messages %}", "{% endfor %}{% if add_generation_prompt %}"
@@ -243,3 +243,17 @@ def test_added_tokens_of_transformers_are_read_as_they_are_written() -> None:
     assert spelling.texts[call] == b"<tool_call>" and call in spelling.special
     tokenizer.add_tokens(["é<|x|>"])
     assert Spelling(tokenizer, 10**6).texts[tokenizer.get_vocab()["é<|x|>"]] == "é<|x|>".encode()
+
+
+@pytest.mark.parametrize("make", [tiny_tokenizer, bytes_tokenizer, unigram])
+def test_tokens_spell_what_they_decode_to(make: Callable[[], Tokenizer]) -> None:
+    """SmolLM2 lacks some bytes, as ``tiny_tokenizer`` does: its tokens were spelt as they are written, as "Ġthe"."""
+    tokenizer = make()
+    for token, spelt in enumerate(Spelling(tokenizer, 10**6).texts):
+        assert spelt.decode(errors="replace") == tokenizer.decode([token], clean_up_tokenization_spaces=False)
+
+
+def test_a_vocabulary_that_lacks_bytes_reads_another() -> None:
+    own, target, said = tiny_tokenizer(), bytes_tokenizer(), "the thé\nin an"
+    ids, _ = TextReader(own, VOCAB, target, 10**6).read(b"", target.encode(said), hold=False)
+    assert ids == own.encode(said)

@@ -51,14 +51,14 @@ ASKED: list[tuple[dict[str, Any], list[dict[str, str]]]] = [
         {
             "system": [{"type": "text", "text": "be"}, {"type": "text", "text": "brief"}],
             "messages": [
-                {"role": "user", "content": [{"type": "text", "text": "a "}, {"type": "text", "text": "b"}]},
+                {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
                 {"role": "assistant", "content": "c d"},
                 {"role": "user", "content": [{"type": "text", "text": "e", "cache_control": {"type": "ephemeral"}}]},
             ],
         },
         [
             {"role": "system", "content": "be\n\nbrief"},
-            {"role": "user", "content": "a b"},
+            {"role": "user", "content": "a\nb"},
             {"role": "assistant", "content": "c d"},
             {"role": "user", "content": "e"},
         ],

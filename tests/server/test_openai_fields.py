@@ -20,6 +20,7 @@ from openai.types.responses.tool_param import ToolParam
 
 from draftree.openai import bad_bodies
 from draftree.openai.chat_api import ChatRequest
+from draftree.openai.messages_api import MessagesRequest
 from draftree.openai.responses_api import ResponsesRequest
 
 from .running import NAME, Running, bytes_target, posted, running
@@ -319,6 +320,25 @@ def test_what_was_said_is_in_the_prompt(kind: str) -> None:
     (turn,) = prompt_of([said])["messages"]
     (other,) = ChatRequest.model_validate({"model": NAME, "messages": [said]}).prompts()
     assert turn == {"role": "assistant", "content": "mark"} == next(iter(other.messages))
+
+
+def test_texts_of_a_message_are_lines_of_it() -> None:
+    """As by vLLM and by llama.cpp's server: the end of one was glued to the beginning of the next."""
+    texts = [{"type": "text", "text": text} for text in ("look at this", "be brief")]
+    said = [{"role": role, "content": texts} for role in ("user", "assistant", "user")]
+    called = [texts[0], {"type": "tool_use", "id": "1", "name": "look", "input": {}}, texts[1]]
+    returned = {"type": "tool_result", "tool_use_id": "1", "content": texts}
+    chat = {"model": NAME, "messages": [*said, {"role": "tool", "content": texts}]}
+    response = {"model": NAME, "input": [*said, {"type": "function_call_output", "call_id": "1", "output": texts}]}
+    turns = [*said, {"role": "assistant", "content": called}, {"role": "user", "content": [returned, *texts]}]
+    conversations = [
+        *ChatRequest.model_validate(chat).prompts(),
+        *ResponsesRequest.model_validate(response).prompts(),
+        *MessagesRequest.model_validate({"model": NAME, "max_tokens": 1, "messages": turns}).chat().prompts(),
+    ]
+    assert [len(each.messages) for each in conversations] == [4, 4, 6]
+    for each in conversations:
+        assert {message["content"] for message in each.messages} == {"look at this\nbe brief"}
 
 
 @pytest.mark.parametrize("kind", PICTURES)

@@ -310,10 +310,8 @@ def test_a_prediction_that_no_answer_can_have_is_refused(served: Running) -> Non
 
 
 def test_content_may_be_parts_and_unknown_fields_do_no_harm(served: Running) -> None:
-    parts = [
-        {"role": "user", "content": [{"type": "text", "text": "the cat"}, {"type": "text", "text": " in the hat"}]}
-    ]
-    plain = [{"role": "user", "content": "the cat in the hat"}]
+    parts = [{"role": "user", "content": [{"type": "text", "text": "the cat"}, {"type": "text", "text": "in the hat"}]}]
+    plain = [{"role": "user", "content": "the cat\nin the hat"}]
     texts = [
         posted(served, "/v1/chat/completions", {"messages": messages, "max_tokens": 8, "temperature": 0, **more})[1]
         for messages, more in ((parts, {"user": "me", "service_tier": "auto", "tools": None}), (plain, {}))

@@ -75,8 +75,13 @@ class InputProcessor:
 
     def spelled(self, text: str, field: str = "text") -> list[int]:
         """Token ids of a text without the special tokens that begin a prompt."""
-        ids, begin = self.encode(text, field), len(self._start)
-        return ids[begin:] if ids[:begin] == self._start else ids
+        ids = self.encode(text, field)
+        return ids[self.begun(ids) :]
+
+    def begun(self, ids: list[int]) -> int:
+        """How many of a text's ids are special tokens that begin a prompt."""
+        begin = len(self._start)
+        return begin if ids[:begin] == self._start else 0
 
     @cached_property
     def token_bytes(self) -> Callable[[int], bytes]:

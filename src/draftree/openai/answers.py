@@ -14,7 +14,7 @@ from ..engine.engine import Engine
 from ..request import Chunk, Logprobs, Request, Stats
 from ..text.detokenizer import Detokenizer
 from .bad_bodies import failure
-from .choices import Choices, decoded, tokenizer_of
+from .choices import Choices, tokenizer_of
 from .reasoning import ThoughtParser
 from .schema import CompletionRequest, StreamOptions
 from .tools import CallParser, Parsed
@@ -118,6 +118,22 @@ def text_offsets(stream: Detokenizer, tokens: Sequence[int], begin: int) -> list
     return list(accumulate(map(len, stream.push(tokens, last=False)), initial=begin))
 
 
+def places(text: str, pieces: Iterable[str]) -> list[int]:
+    """Find where pieces begin in a text, which may have other white space in front of them.
+
+    Tokenizers put a space in front of words, and take white space away behind tags.
+    """
+    found, at = list[int](), 0
+    for piece in pieces:
+        if not text.startswith(piece, at):
+            piece = piece.lstrip()
+            while text[at : at + 1].isspace():
+                at += 1
+        found.append(at)
+        at = min(at + len(piece), len(text))
+    return found
+
+
 encode_json = json.JSONEncoder(ensure_ascii=False).encode
 encode_text = json.encoder.encode_basestring
 
@@ -182,9 +198,8 @@ class CompletionBuilder:
         self._parsers = [choices.parser(number) for number, _ in enumerate(requests)]
         self._chat = not isinstance(body, CompletionRequest)
         echo = isinstance(body, CompletionRequest) and body.echo
-        prompts = [request.ids[: request.prompt_length] for request in requests] if echo else []
-        self._echoed = [decoded(engine, prompt) for prompt in prompts] or [""] * len(requests)
-        self._ends = [len(echoed) for echoed in self._echoed]  # of texts, as far as their tokens have come
+        self._echoes = [choices.echo(number) if echo else ("", 0) for number, _ in enumerate(requests)]
+        self._ends = [len(echoed) for echoed, _ in self._echoes]  # of texts, as far as their tokens have come
         self._tokenizer = tokenizer_of(engine)
         self._texts = dict[int, Detokenizer]()
         self._common = {
@@ -208,7 +223,7 @@ class CompletionBuilder:
         chunks = request.chunks
         scored = () if request.params.prompt_logprobs is None else (None, *request.prompt_logprobs)
         echoed = list(zip(request.ids, scored, strict=False))
-        text = self._echoed[index] + request.text
+        text = self._echoes[index][0] + request.text
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None, "annotations": []}
         if parser is not None:
             parts = [*(part for chunk in chunks for part in parser.push(chunk)), *parser.end(request.rest)]
@@ -235,7 +250,7 @@ class CompletionBuilder:
 
     def first(self) -> Iterator[dict[str, Any]]:
         """Yield the events that begin a stream."""
-        for index, echoed in enumerate(self._echoed):
+        for index, (echoed, _) in enumerate(self._echoes):
             if self._chat:
                 yield self._piece(index, {"role": "assistant", "content": None if self._parsers[index] else ""})
             if echoed:
@@ -304,8 +319,10 @@ class CompletionBuilder:
             return None
         if self._chat:
             return {"content": named_logprobs(chunks, self._spell), "refusal": None}
+        text, begin = self._echoes[index]
         stream = Detokenizer(self._tokenizer, skip_special_tokens=False)
-        *before, _ = text_offsets(stream, [token for token, _ in echoed], 0)
+        pieces = stream.push([token for token, _ in echoed[begin:]], last=False)
+        before = [0] * len(echoed[:begin]) + places(text, pieces)
         *offsets, self._ends[index] = text_offsets(self._spelt(index), [t for t, _ in chosen], self._ends[index])
         return {
             "tokens": [self._named(token) for token, _ in scored],

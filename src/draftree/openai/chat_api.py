@@ -103,7 +103,7 @@ def past_call(key: str, function: CalledFunction, field: str) -> dict[str, Any]:
 
 
 def text_of(content: str | list[Part], field: str) -> str:
-    """Join text parts.
+    """Join text parts by new lines.
 
     Raises:
         FieldError: a part is no text.
@@ -112,7 +112,7 @@ def text_of(content: str | list[Part], field: str) -> str:
         return content
     if kind := next((part.type for part in content if part.type not in TEXTS), None):
         raise FieldError(field, f"a content part of type {kind!r}: give text")
-    return "".join(part.text or part.refusal or "" for part in content)
+    return "\n".join(part.text or part.refusal or "" for part in content)
 
 
 class Prediction(Body):

@@ -39,7 +39,8 @@ class Choices:
     def __init__(self, body: Sampled, engine: Engine, default: SpeculationParams, most_nodes: int = MAX_NODES) -> None:
         body.refuse()
         self.body, self.engine, self.speculation = body, engine, body.speculation(default, most_nodes)
-        given, most = body.prompts(), engine.scheduler.most
+        self._given = given = body.prompts()
+        most = engine.scheduler.most
         if len(given) * body.n > most:
             name, count = ("prompt", len(given)) if len(given) > most else ("n", body.n)
             why = f"{name} is {count}: {len(given)} prompts of {body.n} choices each, of which {most} can wait and run"
@@ -83,6 +84,14 @@ class Choices:
         if constraint is None or self.thoughts is None:
             return constraint
         return AfterThought(constraint, self.engine.grammars.thoughts, inside=inside)
+
+    def echo(self, number: int) -> tuple[str, int]:
+        """Return a choice's prompt as text, and how many of its tokens stand in front of that.
+
+        A text is echoed as it was sent, without special tokens that begin a prompt.
+        """
+        prompt, (ids, _) = self._given[number // self.body.n], self.asked[number]
+        return (prompt, self.engine.inputs.begun(ids)) if isinstance(prompt, str) else (decoded(self.engine, ids), 0)
 
     def parser(self, number: int) -> CallParser | ThoughtParser | None:
         """Return the parser of a choice's text; None: it is text alone."""

@@ -73,7 +73,7 @@ class MessageTurn(Body):
                 content = _returned(block.content)
                 messages.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": content})
             elif messages and messages[-1]["role"] == self.role:
-                messages[-1]["content"] += _text(block, field)
+                messages[-1]["content"] += f"\n{_text(block, field)}"
             else:
                 messages.append({"role": self.role, "content": _text(block, field)})
         return messages or [{"role": self.role, "content": ""}]
@@ -81,7 +81,7 @@ class MessageTurn(Body):
 
 def _said(blocks: Sequence[Block], field: str) -> dict[str, Any]:
     """An assistant's turn: its text, what it thought, and the tools that it used."""
-    text, thoughts, calls = "", "", list[dict[str, Any]]()
+    texts, thoughts, calls = list[str](), "", list[dict[str, Any]]()
     for at, block in enumerate(blocks):
         if block.type == "thinking":
             thoughts += block.thinking
@@ -89,12 +89,12 @@ def _said(blocks: Sequence[Block], field: str) -> dict[str, Any]:
             function = {"name": block.name, "arguments": json.dumps(block.input, ensure_ascii=False)}
             calls.append({"id": block.id, "function": function})
         elif block.type == "text":
-            text += block.text
+            texts.append(block.text)
         elif block.type == "redacted_thinking" or block.type.startswith(("server_tool_", "web_")):
             left_out(f"messages: blocks of type {block.type!r}", "the model cannot read them")
         else:
             raise _unreadable(block, f"{field}[{at}]")
-    turn: dict[str, Any] = {"role": "assistant", "content": text}
+    turn: dict[str, Any] = {"role": "assistant", "content": "\n".join(texts)}
     return turn | ({"tool_calls": calls} if calls else {}) | ({"reasoning_content": thoughts} if thoughts else {})
 
 
@@ -119,7 +119,7 @@ def _returned(content: str | Sequence[Block]) -> str:
             texts.append(f"[{block.type}: left out, as you read text alone]")
         else:
             texts.append(block.text)
-    return "".join(texts)
+    return "\n".join(texts)
 
 
 class OfferedTool(Body):

@@ -194,7 +194,7 @@ def _returned(key: str, given: Mapping[str, Any]) -> dict[str, Any]:
     (value, *more) = given.values()
     parts = value if isinstance(value, list) else [value]
     if not more and all(isinstance(part, dict) and part.get("type") in (*TEXTS, *_PICTURES) for part in parts):
-        value = "".join(map(_text, parts))
+        value = "\n".join(map(_text, parts))
     text = value if isinstance(value, str) and not more else json.dumps(given, ensure_ascii=False)
     return {"role": "tool", "content": text, "tool_call_id": key}
 

@@ -208,12 +208,37 @@ class Detokenizer:
         self._passed = 0  # tokens
         # Decoding is not a concatenation (leading spaces), so each piece is the difference of two decodings.
         self._window = self._tail(list(context[-_WINDOW:]))
-        text = self._decode(self._window)
-        self._shown = len(text.rstrip(_INCOMPLETE))
-        if self._shown < len(text) and _spelled(tokenizer, self._window).endswith(_INCOMPLETE.encode()):
-            self._shown = len(text)  # the character that stands for others was written
-        self._incomplete = self._shown < len(text)  # what comes next may belong to a character that has begun
+        self._shown = self._decode(self._window)  # of the window's text
+        self._whole = len(self._window)  # tokens up to the last one at which the text was whole
+        # What comes next may belong to a character that has begun, unless the one that stands for others was written.
+        ends = self._shown.endswith(_INCOMPLETE)
+        self._incomplete = ends and not _spelled(tokenizer, self._window).endswith(_INCOMPLETE.encode())
+        if self._incomplete:
+            self._begin_inside(context)
         self._held = ""
+
+    def _begin_inside(self, context: Sequence[int]) -> None:
+        """Begin behind a context whose last character is incomplete."""
+        self._whole = 0
+        for cut in range(1, _CUT + 1):
+            window = self._tail(list(context[-_WINDOW - cut : -cut]))
+            if not (text := self._decode(window)).endswith(_INCOMPLETE):
+                self._window, self._whole, self._shown = [*window, *context[-cut:]], len(window), text
+                break
+        self._shown = self._text().rstrip(_INCOMPLETE)
+
+    def _text(self) -> str:
+        """The window's text. Where its end would spoil what was whole, the window begins behind that.
+
+        Tokenizers with byte fallback decode a run of bytes as one: where a character of it is incomplete, each byte
+        becomes U+FFFD, those of the characters in front too.
+        """
+        text = self._decode(self._window)
+        if self._whole and text.endswith(_INCOMPLETE) and not text.startswith(self._shown):
+            del self._window[: self._whole]
+            self._whole, self._shown = 0, ""
+            text = self._decode(self._window)
+        return text
 
     def _tail(self, tokens: list[int]) -> list[int]:
         """The shortest end, of 4 tokens or more, that begins with a whole character; ``_WINDOW`` where there is none.
@@ -229,7 +254,8 @@ class Detokenizer:
     def _shorten(self, cut: int) -> None:
         """Keep a long window's end, of which ``cut`` characters are held back."""
         self._window = self._tail(self._window)
-        self._shown = max(len(self._decode(self._window)) - cut, 0)
+        text = self._decode(self._window)
+        self._shown = text[: max(len(text) - cut, 0)]
 
     def push(self, tokens: Sequence[int | None], last: bool) -> list[str]:
         """Text that became final with each token, up to the one with which the text has stopped.
@@ -244,22 +270,24 @@ class Detokenizer:
             texts = self._texts(ids)
             if texts is not None and _INCOMPLETE not in (text := "".join(texts)):
                 self._window += ids
-                self._shown += len(text)
+                self._shown += text
                 if len(self._window) > _WINDOW:
                     self._shorten(0)
+                self._whole = len(self._window)
                 return texts
         given, final = list[str](), len(tokens) if last else 0
         for count, token in enumerate(tokens, start=1):
             if token is not None:
                 self._window.append(token)
                 self._passed += 1
-            text, before = self._decode(self._window), len(self._held)
+            text, before = self._text(), len(self._held)
             cut = 0 if count == final else min(len(text) - len(text.rstrip(_INCOMPLETE)), _CUT)
             if not cut or len(self._window) > 2 * _WINDOW:  # so many bytes are no character
-                self._held += text[self._shown : len(text) - cut]
-                self._shown = len(text) - cut
+                self._held += text[len(self._shown) : len(text) - cut]
+                self._shown = text[: len(text) - cut]
                 if len(self._window) > _WINDOW:
                     self._shorten(cut)
+                self._whole = 0 if cut else len(self._window)
             self._incomplete = cut > 0
             ends, begun, new = list[tuple[int, int, str]](), 0, self._held[before:]
             for stop in self._stop:

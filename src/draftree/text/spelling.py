@@ -114,7 +114,8 @@ def _written(tokenizer: Tokenizer) -> tuple[list[bytes], list[int]]:
     # transformers' tokenizers know of tokens that were added: they are written as they are, and some are special
     added = getattr(tokenizer, "added_tokens_decoder", {})
     special.update(token for token, text in added.items() if text.special)
-    is_byte_level = _SPACE not in vocabulary and all(letter in vocabulary for letter in BYTE_LETTERS)
+    # a vocabulary may lack some bytes, but not the space
+    is_byte_level = _SPACE not in vocabulary and BYTE_LETTERS[ord(" ")] in vocabulary
     texts = [b""] * (max(vocabulary.values(), default=-1) + 1)
     for text, token in vocabulary.items():
         spelt = byte_level(text) if is_byte_level else fallback(text) or text.replace(_SPACE, " ").encode()
