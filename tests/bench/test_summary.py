@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from pathlib import Path
 
 import pytest
@@ -79,6 +79,17 @@ def test_the_report_has_the_tables_of_all_runs_and_where_they_were_measured(tmp_
     assert [line for line in printed.splitlines() if line.startswith("## ")] == ["## Run a", "## Run b", "## Run a"]
     assert printed.count("abacus, 2 cores; draftree 0, commit 0abc; 2026-01-01") == 3
     assert "\n| opt-tree:delta=0.2 " in printed
+
+
+@pytest.mark.parametrize(("categories", "shown"), [(1, False), (2, True), (16, True), (17, False)])
+def test_the_report_has_a_column_for_each_of_a_few_categories(
+    categories: int, shown: bool, tmp_path: Path, capsys: Captured
+) -> None:
+    made = entries(["chain"], ["lookup"], [0.0], 8)
+    answers = [record(e, n, turn([3, 2], 1.0)) for n in range(categories) for e in made]
+    save(tmp_path, made, [replace(r, category=r.prompt) for r in answers])
+    assert run(["report", str(tmp_path)]) == 0
+    assert ("by category" in capsys.readouterr().out) is shown
 
 
 def test_a_run_without_answers_is_one_line_and_one_that_goes_on_is_reported(tmp_path: Path, capsys: Captured) -> None:

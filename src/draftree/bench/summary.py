@@ -285,6 +285,8 @@ READING = (
     "accepted over drafted nodes. Draft, verify and other are shares of the time after the prefill."
 )
 _MOST_DIFFERENCES = 40
+_MOST_CATEGORIES = 16
+"""Columns of a table; Spider and SQuAD have a category for each database and text."""
 
 
 def report(run: LoadedRun, level: int = 2) -> str:
@@ -294,7 +296,7 @@ def report(run: LoadedRun, level: int = 2) -> str:
         parts.insert(1, f"**Not finished**: {run.left} answers are left; the command below goes on with them.")
     deeper = "#" * (level + 1)
     categories = [c for c in next(iter(run.table.values())) if c != ALL]
-    if len(categories) > 1:
+    if 1 < len(categories) <= _MOST_CATEGORIES:
         for title, of in (("", "speedup"), (", prefill left out", "speedup_decode")):
             rows = [
                 [method, *(ratio_text(getattr(figures[c], of)) if c in figures else "" for c in categories)]
