@@ -267,7 +267,7 @@ def respond(
     engine = Engine(target, Speculation(nodes=1))
     stepper, waiting, running = engine.stepper, iter(numbers), dict[int, EngineRequest]()
 
-    def beside_those_that_run(number: int) -> bool:
+    def fits(number: int) -> bool:
         prompt_numbers = [n % len(prompts) for n in (*running, number)]
         return not running or target.holds([len(prompts[n]) + limits[n] + 1 for n in prompt_numbers])
 
@@ -277,7 +277,7 @@ def respond(
             while len(running) < rows:
                 if coming is None and (coming := next(waiting, None)) is None:
                     break
-                if not beside_those_that_run(coming):
+                if not fits(coming):
                     break
                 number, coming = coming, None
                 at = temperature_of(number, len(prompts)) if temperature is None else temperature
