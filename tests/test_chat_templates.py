@@ -165,10 +165,15 @@ def test_a_template_that_takes_texts_gets_texts(template: str, expected: str) ->
     assert rendered(template, user("the"), variables={"answer": 1}) == expected
 
 
-def test_a_template_that_leaves_out_what_is_said_is_refused() -> None:
-    for template in ("{{ messages[0].role }}", IN_PARTS.replace("'text'", "'words'")):
-        with pytest.raises(ChatTemplateError):
-            written(template, ("user", "a"))
+@pytest.mark.parametrize("text", ["{{ m.content }}", "{{ m.content[0].text }}"])
+def test_a_template_is_probed_with_the_conversations_variables(text: str) -> None:
+    template = f"{{% for m in messages %}}{{% if answer is defined %}}{text}{{% endif %}}{{% endfor %}}"
+    assert rendered(template, user("the"), variables={"answer": 1}) == "the"
+
+
+def test_a_template_that_writes_no_first_turn_is_one_of_texts() -> None:
+    template = "{% for m in messages[1:] %}{{ m.content }}{% endfor %}"
+    assert written(template, ("system", "be"), ("user", "the")) == "the"
 
 
 NAMED = {"default": TURNS, "tool_use": HERMES}

@@ -168,16 +168,29 @@ def test_options_that_need_whole_layers_are_refused(model: str, options: dict[st
 
 @pytest.fixture
 def shared(monkeypatch: pytest.MonkeyPatch) -> ParallelModel:
-    """Rank 0's part of a model over two processes; its cache takes one row of 64 tokens of the whole model."""
+    """Rank 0's part of a model over two processes."""
+    return _shared(monkeypatch, "cpu")
+
+
+def _shared(monkeypatch: pytest.MonkeyPatch, device: str) -> ParallelModel:
+    """Its cache takes one row of 64 tokens of the whole model."""
     monkeypatch.setattr(dist, "get_world_size", lambda: 2)
     part = HFModel(tiny(), self_test=False)
     part.cache_bytes = bytes_of([64], part.capabilities.slot_bytes)
+    part.capabilities = replace(part.capabilities, device=device)
     return ParallelModel(part, Ranks())
 
 
-def test_a_process_holds_rows_by_the_bytes_of_its_own_part(shared: ParallelModel) -> None:
-    """A slot was counted with the heads of all processes: rows that fit were left out, and none fitted at all."""
-    assert [shared.holds([64] * rows) for rows in (1, 2, 3)] == [True, True, False]
+@pytest.mark.parametrize(("device", "most"), [("cuda:0", 2), ("cpu", 1)])
+def test_a_process_holds_rows_by_the_bytes_of_its_own_part(
+    device: str, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slot was counted with the heads of all processes: rows that fit were left out, and none fitted at all.
+
+    Each process has a GPU of its own, and a share of the host's memory.
+    """
+    shared = _shared(monkeypatch, device)
+    assert [shared.holds([64] * rows) for rows in (1, 2, 3)] == [rows <= most for rows in (1, 2, 3)]
 
 
 def test_a_draft_model_is_not_eager_because_its_target_is_shared(

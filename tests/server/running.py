@@ -89,10 +89,10 @@ class GatedModel(HFModel):
 
     def __init__(self) -> None:
         super().__init__(tiny(), tiny_tokenizer(), name=NAME, self_test=False)
-        self.passes = threading.Semaphore(0)
+        self.gate = threading.Semaphore(0)
 
     def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Scores:
-        assert self.passes.acquire(timeout=120)
+        assert self.gate.acquire(timeout=120)
         return super().extend(rows, nodes)
 
 

@@ -323,7 +323,10 @@ def test_what_was_said_is_in_the_prompt(kind: str) -> None:
 
 
 def test_texts_of_a_message_are_lines_of_it() -> None:
-    """As by vLLM and by llama.cpp's server: the end of one was glued to the beginning of the next."""
+    """As by vLLM and by llama.cpp's server: the end of one was glued to the beginning of the next.
+
+    Those of an assistant are one text, which a model wrote.
+    """
     texts = [{"type": "text", "text": text} for text in ("look at this", "be brief")]
     said = [{"role": role, "content": texts} for role in ("user", "assistant", "user")]
     called = [texts[0], {"type": "tool_use", "id": "1", "name": "look", "input": {}}, texts[1]]
@@ -338,7 +341,10 @@ def test_texts_of_a_message_are_lines_of_it() -> None:
     ]
     assert [len(each.messages) for each in conversations] == [4, 4, 6]
     for each in conversations:
-        assert {message["content"] for message in each.messages} == {"look at this\nbe brief"}
+        said_by = {(message["role"] == "assistant", message["content"]) for message in each.messages}
+        assert said_by == {(False, "look at this\nbe brief"), (True, "look at thisbe brief")}
+    predicted = ChatRequest.model_validate({**chat, "prediction": {"type": "content", "content": texts}})
+    assert predicted.predicted == "look at thisbe brief"
 
 
 @pytest.mark.parametrize("kind", PICTURES)

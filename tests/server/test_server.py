@@ -64,7 +64,7 @@ def test_the_token_of_a_pass_is_sent_before_the_next_pass() -> None:
     """No token waits for others. Those that come while the server is busy are one event, so the model waits here."""
     model = GatedModel()
     with running(model) as served, openai.OpenAI(base_url=f"{served.url}/v1", api_key="none") as client:
-        model.passes.release()  # it reads the prompt
+        model.gate.release()  # it reads the prompt
         extra = {"draftree": {"drafter": "none"}, "ignore_eos": True}
         stream = client.completions.create(
             model=NAME, prompt=TEXT, max_tokens=6, logit_bias={"5": 100}, stream=True, extra_body=extra
@@ -73,7 +73,7 @@ def test_the_token_of_a_pass_is_sent_before_the_next_pass() -> None:
         for event in stream:
             if event.choices[0].text:
                 pieces.append(event.choices[0].text)
-                model.passes.release()
+                model.gate.release()
     assert len(pieces) == 6 and len(set(pieces)) == 1
 
 
@@ -135,7 +135,7 @@ def test_a_stream_that_waits_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
         connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
         answer = connection.getresponse()
         until(lambda: answer.readline() == b": waiting\n")
-        model.passes.release(4)
+        model.gate.release(4)
         assert answer.read().endswith(b"data: [DONE]\n\n")
         connection.close()
 

@@ -145,7 +145,7 @@ def test_a_response_that_waits_has_events(monkeypatch: pytest.MonkeyPatch) -> No
         for event in client.responses.create(model=NAME, input=TEXT, stream=True, max_output_tokens=4):
             found.append(event)
             if [each.type for each in found].count("response.in_progress") == 5:
-                model.passes.release(4)
+                model.gate.release(4)
     assert found[-1].type == "response.incomplete"
     assert [event.sequence_number for event in found] == list(range(len(found)))
 

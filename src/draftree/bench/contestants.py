@@ -187,7 +187,8 @@ class Models:
             options = {"num_beams": entry.beams.width}
         elif entry.drafter is not None:
             options = {"assistant_model": self._stocked(entry.drafter)[0]}
-        return TransformersPeer(model, tokenizer, threads=self.target.capabilities.threads, **options)
+        can = self.target.capabilities
+        return TransformersPeer(model, tokenizer, threads=None if can.accelerator else can.threads, **options)
 
     def _stock(self, name: str) -> tuple[PreTrainedModel, Tokenizer | None]:
         from .transformers_peer import load_peer

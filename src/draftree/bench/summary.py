@@ -319,7 +319,8 @@ def _described(run: LoadedRun) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in c["versions"].items())
     options = [f"{name}={c[name]}" for name in ModelOptions.__annotations__ if c.get(name) is not None]
     ran = read_summary(run.path).get("ran") or {}
-    parts = [f"{ran['threads']} threads", ran["engine"], ran["tier"], ran["accelerator"]] if ran else []
+    threads = "" if not ran or ran["accelerator"] else f"{ran['threads']} threads"
+    parts = [threads, ran["engine"], ran["tier"], ran["accelerator"]] if ran else []
     engine = "".join(f", {part}" for part in parts if part)
     return (
         f"{c['prompts']} prompts of {run.suite}, answers of up to {c['max_tokens']} tokens; "

@@ -67,10 +67,12 @@ class TransformersPeer:
     """transformers' ``generate`` with these options; with beams the time of the first token is unknown.
 
     Args:
-        threads: that share a pass on a CPU.
+        threads: that share a pass on a CPU; None: torch's own number of them.
     """
 
-    def __init__(self, model: PreTrainedModel, tokenizer: Tokenizer | None, *, threads: int, **options: Any) -> None:
+    def __init__(
+        self, model: PreTrainedModel, tokenizer: Tokenizer | None, *, threads: int | None, **options: Any
+    ) -> None:
         self._model, self._tokenizer, self._threads, self._options = model, tokenizer, threads, options
         self._generate: Callable[..., Tensor] = cast(Any, model).generate
 
@@ -100,7 +102,10 @@ class TransformersPeer:
             passes += 1
 
         handle = self._model.register_forward_hook(count)
-        with torch_threads(self._threads), torch.random.fork_rng(devices=[ids.device] if ids.is_cuda else []):
+        with (
+            torch_threads(self._threads or torch.get_num_threads()),
+            torch.random.fork_rng(devices=[ids.device] if ids.is_cuda else []),
+        ):
             torch.manual_seed(params.seed or 0)
             began = time.perf_counter()
             output = self._generate(

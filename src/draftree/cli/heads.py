@@ -101,7 +101,7 @@ def remove(name: Annotated[str, typer.Argument(metavar="NAME", help=f"{_LISTED}.
         with locked(folder, "head", folder=True):
             (folder / CONFIG).unlink(missing_ok=True)  # without it there is no head, whatever else is left
             for path in folder.iterdir():
-                if path.is_dir():
+                if path.is_dir() and not path.is_symlink():
                     shutil.rmtree(path)
                 elif path.name != LOCK:  # Windows removes no open file
                     path.unlink()

@@ -159,7 +159,8 @@ def head(
 ) -> None:
     """Train a draft head for a model on its own responses to prompts; drafter auto uses it from then on.
 
-    Ctrl-C keeps what is done: after a sixth of the time there is a head, and the same command goes on from there.
+    Ctrl-C keeps what is done: after a sixth of the time there is a head (of EAGLE-3 later), and the same command goes
+    on from there.
     """
     architecture = options.arch
     if out is not None:

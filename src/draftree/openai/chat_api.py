@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from ..config import Count, LogprobCount
 from ..errors import FieldError
@@ -53,6 +53,10 @@ class PastCall(Body):
         return CalledFunction(name=self.custom.name, arguments=json.dumps({"input": self.custom.input}))
 
 
+Thought = Annotated[str | None, BeforeValidator(lambda value: value if isinstance(value, str) else None)]
+"""Of an assistant; other values are settings by the same name, which mean nothing in a message."""
+
+
 class Message(Body):
     """One turn of a conversation."""
 
@@ -62,8 +66,8 @@ class Message(Body):
     tool_call_id: str | None = None
     refusal: str | None = None
     reasoning_content: str | None = None
-    reasoning: str | None = None  # vLLM's and OpenRouter's name of the thought
-    thinking: str | None = None  # Ollama's
+    reasoning: Thought = None  # vLLM's and OpenRouter's name of it
+    thinking: Thought = None  # Ollama's
 
     def plain(self, at: int) -> dict[str, Any]:
         """Convert the message to the form of chat templates.
@@ -71,7 +75,8 @@ class Message(Body):
         Raises:
             FieldError: a part is no text, or a call names no function.
         """
-        content = text_of(self.content or self.refusal or "", f"messages[{at}].content")
+        between = "" if self.role == "assistant" else "\n"
+        content = text_of(self.content or self.refusal or "", f"messages[{at}].content", between)
         turn: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": content}
         if self.role == "assistant" and self.tool_calls:
             turn["tool_calls"] = [
@@ -102,8 +107,11 @@ def past_call(key: str, function: CalledFunction, field: str) -> dict[str, Any]:
     return {"id": key, "type": "function", "function": {"name": function.name, "arguments": arguments}}
 
 
-def text_of(content: str | list[Part], field: str) -> str:
-    """Join text parts by new lines.
+def text_of(content: str | list[Part], field: str, between: str = "\n") -> str:
+    """Join text parts.
+
+    Args:
+        between: what stands between two; nothing where a model wrote them.
 
     Raises:
         FieldError: a part is no text.
@@ -112,7 +120,7 @@ def text_of(content: str | list[Part], field: str) -> str:
         return content
     if kind := next((part.type for part in content if part.type not in TEXTS), None):
         raise FieldError(field, f"a content part of type {kind!r}: give text")
-    return "\n".join(part.text or part.refusal or "" for part in content)
+    return between.join(part.text or part.refusal or "" for part in content)
 
 
 class Prediction(Body):
@@ -142,7 +150,7 @@ class ChatRequest(WithTools):
 
     @property
     def begun(self) -> str:
-        return text_of(self.messages[-1].content or "", "messages") if self._continued else ""
+        return text_of(self.messages[-1].content or "", "messages", "") if self._continued else ""
 
     @property
     def wanted_logprobs(self) -> int | None:
@@ -150,7 +158,7 @@ class ChatRequest(WithTools):
 
     @property
     def predicted(self) -> str:
-        return "" if self.prediction is None else text_of(self.prediction.content, "prediction.content")
+        return "" if self.prediction is None else text_of(self.prediction.content, "prediction.content", "")
 
     def refuse(self) -> None:
         if self.top_logprobs and not self.logprobs:

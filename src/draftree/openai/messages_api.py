@@ -81,7 +81,7 @@ class MessageTurn(Body):
 
 def _said(blocks: Sequence[Block], field: str) -> dict[str, Any]:
     """An assistant's turn: its text, what it thought, and the tools that it used."""
-    texts, thoughts, calls = list[str](), "", list[dict[str, Any]]()
+    text, thoughts, calls = "", "", list[dict[str, Any]]()
     for at, block in enumerate(blocks):
         if block.type == "thinking":
             thoughts += block.thinking
@@ -89,12 +89,12 @@ def _said(blocks: Sequence[Block], field: str) -> dict[str, Any]:
             function = {"name": block.name, "arguments": json.dumps(block.input, ensure_ascii=False)}
             calls.append({"id": block.id, "function": function})
         elif block.type == "text":
-            texts.append(block.text)
+            text += block.text
         elif block.type == "redacted_thinking" or block.type.startswith(("server_tool_", "web_")):
             left_out(f"messages: blocks of type {block.type!r}", "the model cannot read them")
         else:
             raise _unreadable(block, f"{field}[{at}]")
-    turn: dict[str, Any] = {"role": "assistant", "content": "\n".join(texts)}
+    turn: dict[str, Any] = {"role": "assistant", "content": text}
     return turn | ({"tool_calls": calls} if calls else {}) | ({"reasoning_content": thoughts} if thoughts else {})
 
 

@@ -91,7 +91,7 @@ class InputItem(Body):
             yield _returned(self.call_id, {"output": given})
         else:
             role = "system" if self.role == "developer" else self.role
-            yield {"role": role, "content": text_of(given, f"{where}.content")}
+            yield {"role": role, "content": text_of(given, f"{where}.content", "" if role == "assistant" else "\n")}
 
 
 class AdditionalTools(Body):

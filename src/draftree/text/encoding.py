@@ -241,12 +241,12 @@ def _rendered(
         messages, tools: of the conversation, as the template takes them, but for typed parts.
 
     Raises:
-        JobError: the template fails, or leaves out what is said.
+        JobError: the template fails.
     """
     if continued := conversation.continued:
         *before, last = messages
         messages = [*before, {**last, "content": last["content"] + _GOES_ON}]
-    if _takes_parts(tokenizer, template):
+    if _takes_parts(tokenizer, template, conversation.variables):
         messages = [_in_parts(message) for message in messages]
     given = {"messages": messages, "tools": list(tools) or None, "add_generation_prompt": not continued}
     text = run(
@@ -271,21 +271,18 @@ def _in_parts(message: dict[str, Any]) -> dict[str, Any]:
 _SAID = "saidbytheuser"
 
 
-def _takes_parts(tokenizer: Tokenizer, template: str) -> bool:
+def _takes_parts(tokenizer: Tokenizer, template: str, variables: Mapping[str, Any]) -> bool:
     """The chat template writes contents that are lists of typed parts, and leaves those that are texts out.
 
     Raises:
-        JobError: it leaves both out, or takes too much.
+        JobError: it takes too much.
     """
     said = {"role": "user", "content": _SAID}
     try:
-        if _SAID in _probed(tokenizer, template, [said]).lower():
-            return False
+        as_text, in_parts = (_probed(tokenizer, template, [turn], variables) for turn in (said, _in_parts(said)))
     except JobRaisedError:
         return False  # it may take another conversation
-    if _SAID in _probed(tokenizer, template, [_in_parts(said)]).lower():
-        return True
-    raise JobError("it leaves out what the user says")
+    return _SAID not in as_text.lower() and _SAID in in_parts.lower()
 
 
 def call_text(name: str, arguments: object) -> str:
@@ -311,7 +308,7 @@ def _writes_calls(tokenizer: Tokenizer, template: str, arguments: dict[str, int]
         {"role": "tool", "content": "b"},
     ]
     try:
-        text = _probed(tokenizer, template, messages, [{"type": "function", "function": _PROBED}])
+        text = _probed(tokenizer, template, messages, {}, [{"type": "function", "function": _PROBED}])
     except JobError:
         return False
     written, forms = "".join(text.split()), [call_text("probe", arguments)]
@@ -324,6 +321,7 @@ def _probed(
     tokenizer: Tokenizer,
     template: str,
     messages: Sequence[dict[str, Any]],
+    variables: Mapping[str, Any],
     tools: Sequence[dict[str, Any]] | None = None,
 ) -> str:
     """What a chat template makes of a conversation that is always the same.
@@ -332,7 +330,8 @@ def _probed(
         JobError: the template fails.
     """
     given = {"messages": messages, "tools": tools, "add_generation_prompt": True}
-    return _kept(template, json.dumps({**tokenizer.special_tokens_map, "documents": None, **given}, default=str))
+    every = {**tokenizer.special_tokens_map, "documents": None, **variables, **given}
+    return _kept(template, json.dumps(every, default=str))
 
 
 @lru_cache(maxsize=32)

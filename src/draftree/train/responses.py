@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import random
+from bisect import bisect_left
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -263,7 +264,9 @@ def respond(
     """
     most = target.capabilities.max_length
     limits = [min(max_tokens, most - len(prompt) - 1) for prompt in prompts]
-    target.reserve(rows, min(max(map(len, prompts)) + max_tokens, most))
+    longest = min(max(map(len, prompts)) + max_tokens, most)
+    held = bisect_left(range(1, rows + 1), True, key=lambda count: not target.holds([longest] * count))
+    target.reserve(max(1, held), longest)
     engine = Engine(target, Speculation(nodes=1))
     stepper, waiting, running = engine.stepper, iter(numbers), dict[int, EngineRequest]()
 

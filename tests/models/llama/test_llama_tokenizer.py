@@ -254,8 +254,7 @@ TEMPLATES = [
     "{{ bos_token }}{% for m in messages %}\n    {% if m.role == 'skip' %}{% continue %}{% endif %}\n"
     "  {{ m.content | trim }}{{ eos_token }}\n    {%- break %}\n{% endfor %}",
     "{{ messages | tojson }}{{ messages[0] | tojson(indent=2) }}{{ pad_token }}{{ add_generation_prompt }}",
-    "{% set ns = namespace(n=0) %}{% generation %}{{ ns.n }}{{ strftime_now('%') }}{{ messages[-1].content }}"
-    "{% endgeneration %}",
+    "{% set ns = namespace(n=0) %}{% generation %}{{ ns.n }}{{ strftime_now('%') }}{% endgeneration %}",
 ]
 
 

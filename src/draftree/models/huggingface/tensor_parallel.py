@@ -155,8 +155,9 @@ class ParallelModel(LanguageModel):
     def __init__(self, part: HFModel, ranks: Ranks) -> None:
         self._part, self._ranks, self._lock = part, ranks, RLock()
         self._number = next(self._numbers)
-        self.tokenizer, self.cache_bytes = part.tokenizer, part.cache_bytes
         can, size = part.capabilities, dist.get_world_size()
+        shares = size if can.device == "cpu" else 1  # all processes have found the same free memory there
+        self.tokenizer, self.cache_bytes = part.tokenizer, part.cache_bytes // shares
         self.capabilities: Capabilities = replace(
             can,
             weight_format=f"{can.weight_format} over {size} processes",
