@@ -118,6 +118,9 @@ def test_what_is_removed_is_held_by_nobody(
 ) -> None:
     """Windows removes no folder with an open file, and the command had one open itself."""
     assert train(target, tmp_path, "--steps", "1") == 0
+    (folder,) = own_heads.own_heads()
+    (tmp_path / "elsewhere").mkdir()
+    (folder / "linked").symlink_to(tmp_path / "elsewhere", target_is_directory=True)
     rmtree = shutil.rmtree
 
     def of_windows(path: Path) -> None:
@@ -126,7 +129,7 @@ def test_what_is_removed_is_held_by_nobody(
 
     monkeypatch.setattr(shutil, "rmtree", of_windows)
     assert run(["heads", "remove", "model"]) == 0
-    assert own_heads.own_heads() == []
+    assert own_heads.own_heads() == [] and (tmp_path / "elsewhere").is_dir()
 
 
 @pytest.mark.parametrize("name", [".hidden.gguf", "-.gguf"])

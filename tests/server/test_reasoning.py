@@ -221,6 +221,8 @@ def test_a_thought_may_come_back_under_another_name(served: Running, name: str) 
     ]
     first, second = (posted(served, "/tokenize", body)[1]["tokens"] for body in bodies)
     assert first == second
+    setting = {"role": "assistant", "content": ANSWER, name: {"type": "enabled"}}  # means nothing in a message
+    assert posted(served, "/tokenize", {"messages": [*user("hi"), setting, *user("and?")]})[0] == 200
 
 
 def test_thoughts_of_past_responses_belong_to_what_followed_them(served: Running) -> None:

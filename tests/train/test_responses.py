@@ -15,7 +15,7 @@ from draftree.config import SamplingParams
 from draftree.engine.engine import Engine
 from draftree.errors import ConfigError, ModelFileError, PromptError, RunError
 from draftree.models.base import FINAL_STATE, FeatureSpec, Row, prefill
-from draftree.models.huggingface.cache import feature_part
+from draftree.models.huggingface.cache import bytes_of, feature_part
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.models.native.native_model import NativeModel
 from draftree.text.encoding import Conversation, render, user
@@ -301,6 +301,17 @@ def test_no_more_rows_are_opened_than_the_cache_holds(tmp_path: Path) -> None:
     found = respond(model, PROMPTS, range(4), rows=4, max_tokens=20, seed=0)
     assert sorted(r.number for r in found) == [0, 1, 2, 3]
     assert max(most) == 2
+
+
+@pytest.mark.parametrize(("held", "expected"), [(0, 1), (1, 1), (3, 3), (9, 4)])
+def test_no_more_rows_are_reserved_than_the_cache_holds(
+    held: int, expected: int, target: HFModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reserved, longest = list[int](), max(map(len, PROMPTS)) + 20
+    monkeypatch.setattr(target, "cache_bytes", bytes_of([longest] * held, target.capabilities.slot_bytes))
+    monkeypatch.setattr(target, "reserve", lambda rows, tokens: reserved.append(rows))
+    assert len([*respond(target, PROMPTS, range(4), rows=4, max_tokens=20, seed=0)]) == 4
+    assert reserved == [expected]
 
 
 def test_the_prompts_that_ship_differ_and_start_with_every_kind() -> None:
