@@ -60,8 +60,8 @@ class _Answers(BaseHTTPRequestHandler):
             why = {"X-Error-Message": "Invalid credentials in Authorization header"}
             return self._send(self.server.status, b"", why)
         if found := re.fullmatch(r"/api/models/(.+)/tree/.+", path):
-            files = self.server.repositories[found[1]]
-            tree = [{"type": "file", "path": name, "size": 1, "oid": name} for name in files]
+            held = self.server.repositories[found[1]]
+            tree = [{"type": "file", "path": name, "size": 1, "oid": name} for name in held]
             return self._send(200, dumps(tree).encode(), {})
         if found := re.fullmatch(r"/api/models/(.+?)(?:/revision/main)?", path):
             files = self.server.repositories.get(found[1])
