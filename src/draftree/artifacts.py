@@ -71,7 +71,7 @@ def open_file(path: Path) -> BinaryIO:
     file = open(path, "rb", opener=_opened_at_once)
     if stat.S_ISFIFO(os.fstat(file.fileno()).st_mode) and not file.peek(1):
         file.close()
-        raise OSError(errno.EPIPE, "it is a pipe that nobody writes to", str(path))
+        raise OSError(errno.EINVAL, "it is a pipe that nobody writes to", str(path))
     return file
 
 
@@ -116,7 +116,16 @@ def read_text(path: Path, most: int = _LARGEST) -> str:
         OSError: it cannot be read, or has more than ``most`` bytes.
         UnicodeDecodeError: it is not UTF-8.
     """
-    return io.TextIOWrapper(io.BytesIO(read_bytes(path, most)), encoding="utf-8-sig").read()
+    return text_of(read_bytes(path, most))
+
+
+def text_of(content: bytes) -> str:
+    """The text of a file's content, as ``read_text`` gives it.
+
+    Raises:
+        UnicodeDecodeError: it is not UTF-8.
+    """
+    return io.TextIOWrapper(io.BytesIO(content), encoding="utf-8-sig").read()
 
 
 def reason(error: Exception) -> str:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
@@ -61,12 +60,15 @@ def complain(message: str) -> None:
 
 
 def write(text: str, style: str = "") -> None:
-    """Write a text to standard output as it is, unless that is a terminal (``visible``)."""
-    if out.is_terminal:
+    """Write a text to standard output as it is, unless that is a terminal (``visible``).
+
+    FORCE_COLOR, which makes a console a terminal, changes no answer that a program reads.
+    """
+    if out.file.isatty():
         out.print(Text(visible(text), style=style), end="")
     else:  # a console would expand tabs
-        sys.stdout.write(text)
-        sys.stdout.flush()
+        out.file.write(text)
+        out.file.flush()
 
 
 _EVERY = 60.0

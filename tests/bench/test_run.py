@@ -238,6 +238,32 @@ def test_another_configuration_is_refused(
     assert (tmp_path / "out" / "results.jsonl").read_bytes() == before
 
 
+def test_a_run_that_failed_before_its_first_answer_gives_way(
+    model: str, suite: str, tmp_path: Path, capsys: Captured
+) -> None:
+    """Its configuration refused the folder to the command in which the mistake was mended."""
+    out, wrong = tmp_path / "out", tmp_path / "wrong.jsonl"
+    wrong.write_text(json.dumps({"prompt": "a b " * 200}) + "\n")
+    assert run(_asked(model, str(wrong), out, methods="chain")) == 2
+    assert (out / "config.json").exists() and not read_results(out)
+    assert run(_asked(model, suite, out, methods="chain")) == 0
+    assert len(read_results(out)) == 6 and {item.id for item in read_items(out)} == {"p0", "p1", "p2"}
+    assert json.loads((out / "config.json").read_text())["suite"] == suite
+    capsys.readouterr()
+    assert run(["report", str(out)]) == 0
+    assert "3 prompts of own.jsonl" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("folder", ["c++", "a>", "++"])
+def test_the_path_of_a_model_may_have_what_stands_between_drafters(
+    folder: str, model: str, suite: str, tmp_path: Path
+) -> None:
+    copy = tmp_path / folder / "model"
+    shutil.copytree(model, copy)
+    assert run(_asked(str(copy), suite, tmp_path / "out", "--limit", "1", methods="chain")) == 0
+    assert str(copy) in json.loads((tmp_path / "out" / "config.json").read_text())["files"]
+
+
 def test_a_file_behind_a_name_that_has_changed_is_refused(
     model: str, suite: str, tmp_path: Path, capsys: Captured
 ) -> None:

@@ -116,3 +116,14 @@ def test_a_run_reports_what_it_has_written(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run", {}, [])
     folder.append(record(entries(["chain"], ["lookup"], [0.0], 8)[0], 0, turn([2, 1, 2], 1.23456789)))
     assert folder.records == read_results(tmp_path / "run")
+
+
+@pytest.mark.parametrize("names", [["."], ["empty", "done"]])
+def test_a_run_without_answers_costs_no_report_of_others(names: list[str], tmp_path: Path, capsys: Captured) -> None:
+    save(tmp_path / "empty", entries(["chain"], ["lookup"], [0.0], 8), [])
+    full_run(tmp_path / "done", [0.0])
+    assert run(["report", *(str(tmp_path / name) for name in names)]) == 0
+    printed = capsys.readouterr()
+    assert [line for line in printed.out.splitlines() if line.startswith("## ")] == ["## Run done"]
+    (line,) = printed.err.splitlines()
+    assert str(tmp_path / "empty") in line and "give its command again: draftree bench --suite humaneval" in line

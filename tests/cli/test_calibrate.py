@@ -213,7 +213,7 @@ def test_without_prompts_those_that_ship_are_measured(
 ) -> None:
     seen = list[str]()
 
-    def read(name: str) -> list[str]:
+    def read(name: str) -> tuple[list[str], str]:
         seen.append(name)
         return read_prompts(name)
 
@@ -221,5 +221,5 @@ def test_without_prompts_those_that_ship_are_measured(
     out = tmp_path / "tree.json"
     asked = ["calibrate", "--out", str(out), "--target", model, "--drafter", "self", "--max-tokens", "6", "--raw"]
     assert run([*asked, "--depth", "2", "--nodes", "4"]) == 0
-    assert seen == [str(STARTER_FILE)] and len(read_prompts(seen[0])) == 20
+    assert seen == [str(STARTER_FILE)] and len(read_prompts(seen[0])[0]) == 20
     assert read_tree(str(out)).prompts >= 1

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import io
+import os
+import pty
+import re
 import runpy
+import subprocess
 import sys
+import threading
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from draftree import progress
 from draftree.cli.console import run as print_answer
 from draftree.cli.main import main, run
 from draftree.config import SamplingParams
@@ -18,6 +26,7 @@ from draftree.engine.engine import Engine
 from draftree.errors import ConfigError, shortened
 from draftree.progress import console
 
+from .. import tiny_gguf
 from ..scripted import ScriptedModel
 from ..tiny import bytes_tokenizer
 
@@ -125,3 +134,82 @@ def test_more_work_than_can_be_done_is_refused(model: str, tmp_path: Path, capsy
     assert run([*head, "--rows", "1000000000"]) == 2
     assert "1000" in capsys.readouterr().err
     assert not (tmp_path / "head").exists()
+
+
+class Terminal(io.BytesIO):
+    """What it shows, or what is typed."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252"])
+def test_pipes_are_utf8_on_every_system_and_a_terminal_is_what_it_is(
+    encoding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on Windows, where they had a country's encoding and two characters at the end of each line."""
+
+    def echo() -> int:
+        progress.write(sys.stdin.read())
+        return 0
+
+    monkeypatch.setattr("draftree.cli.main.run", echo)
+    for kind, text in ((io.BytesIO, "né €\n"), (Terminal, "ne\n")):
+        shown = kind()
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(kind(text.encode()), encoding))
+        monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(shown, encoding, newline="\r\n"))
+        assert _main(monkeypatch) == 0
+        assert shown.getvalue() == (text.replace("\n", "\r\n") if kind is Terminal else text).encode()
+        assert {sys.stdin.encoding, sys.stdout.encoding} == {encoding if kind is Terminal else "utf-8"}
+
+
+def test_a_pipe_gets_answers_as_they_are_under_force_color(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setattr(progress, "out", console())
+    progress.write("a\tb\r\nx\x1b[0m", "green")
+    assert capsys.readouterr().out == "a\tb\r\nx\x1b[0m"
+
+
+@pytest.mark.parametrize(
+    "words", ["methods", "--help", "--version", "info MODEL", "generate cat --target MODEL --json"]
+)
+def test_a_full_disk_behind_standard_output_is_one_line(words: str, tmp_path: Path) -> None:
+    """The interpreter flushed once more at its end: exit code 120, and lines of its own."""
+    file = str(tiny_gguf.write(tmp_path / "tiny.gguf", layers=1))
+    command = [sys.executable, "-m", "draftree", *(file if word == "MODEL" else word for word in words.split())]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)  # noqa: S603
+    assert done.stderr.splitlines() == ["draftree: failed while running: [Errno 28] No space left on device"]
+    assert done.returncode == 1
+
+
+def test_a_line_of_a_chat_in_a_terminal_may_be_longer_than_the_terminal_holds(tmp_path: Path) -> None:
+    """It was cut at 4095 bytes without a word: the terminal's own editing keeps no more of a line."""
+    file = str(tiny_gguf.write(tmp_path / "tiny.gguf", layers=1))
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "draftree", "chat", file]
+    kept = os.environ | {"TERM": "dumb"}
+    shown = bytearray()
+
+    def watch() -> None:
+        with suppress(OSError):  # EIO: the other end is closed
+            while said := os.read(ours, 1 << 16):
+                shown.extend(said)
+
+    watcher = threading.Thread(target=watch)
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=kept) as process:  # noqa: S603
+        os.close(theirs)
+        watcher.start()
+        while b"> " not in shown and process.poll() is None:
+            time.sleep(0.02)
+        for _ in range(50):
+            os.write(ours, b"x" * 100)
+            time.sleep(0.01)
+        os.write(ours, b"\n")
+        while not (found := re.search(rb"has (\d+) (?:characters|tokens)", shown)) and process.poll() is None:
+            time.sleep(0.02)
+        os.write(ours, b"/exit\n")
+        assert process.wait() == 0
+    watcher.join()
+    os.close(ours)
+    assert found and int(found[1]) >= 5000, bytes(shown[-1000:])

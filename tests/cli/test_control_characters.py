@@ -36,10 +36,17 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(tmp_path_factory.mktemp("model") / "tiny.gguf", layers=1)
 
 
+class Terminal(io.StringIO):
+    """What it shows."""
+
+    def isatty(self) -> bool:
+        return True
+
+
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
     """Standard output as a terminal without colours."""
-    shown = io.StringIO()
+    shown = Terminal()
     made = SafeConsole(file=shown, force_terminal=True, color_system=None, soft_wrap=True, width=200)
     monkeypatch.setattr(progress, "out", made)
     return shown

@@ -10,6 +10,7 @@ import torch
 import transformers
 
 from draftree.cli.main import run
+from draftree.errors import RunError
 from draftree.models import cost_profile as profile
 
 from .messages import Captured, complaint
@@ -39,6 +40,29 @@ def test_profile_prints_a_table_and_keeps_the_profile(model: str, folder: Path, 
     assert [(p["batch"], p["context"], p["sizes"]) for p in points] == [
         (b, c, [1, 2, 4]) for b in (1, 2) for c in (4, 8)
     ]
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_a_profile_is_not_said_to_be_kept_where_it_is_not(
+    before: bool, model: str, folder: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the file of an earlier one is at its place."""
+
+    def full(path: Path, content: str) -> None:
+        raise RunError(f"cannot write {path}: No space left on device: make room there")
+
+    if before:
+        assert run(["profile", model]) == 0
+        (kept,) = folder.iterdir()
+        other = json.loads(kept.read_text())
+        other["points"][0]["seconds"][-1] *= 2
+        kept.write_text(json.dumps(other))
+        capsys.readouterr()
+    monkeypatch.setattr("draftree.artifacts.write_whole", full)
+    assert run(["profile", model]) == 0
+    printed = capsys.readouterr()
+    assert "milliseconds a pass" in printed.out and str(folder) not in printed.out
+    assert "the profile is not kept" in printed.err
 
 
 def test_generate_measures_nothing_and_explains_itself(model: str, folder: Path, capsys: Captured) -> None:

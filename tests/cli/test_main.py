@@ -16,6 +16,8 @@ from draftree import progress
 from draftree.cli import generate
 from draftree.cli.main import run
 from draftree.drafters.registry import DRAFTERS
+from draftree.errors import ModelFileError
+from draftree.models.llama import library
 from draftree.policies.methods import METHODS
 from draftree.verify.schemes import SCHEMES
 
@@ -176,6 +178,31 @@ def test_compare_sets_the_engine_beside_llama_cpp(
     monkeypatch.setattr(generate, "has_library", lambda: False)
     assert _json(capsys, *asked).keys() >= {"ar"} and run(asked) == 0
     assert "llama.cpp" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("why", ["version", "file"])
+def test_compare_says_why_it_leaves_llama_cpp_out(
+    why: str, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that had been decoded was lost to an error of the comparison."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise ModelFileError("llama.cpp cannot load the file: get it again")
+
+    if why == "version":
+        monkeypatch.setattr(library, "XLLAMACPP", "0")
+        monkeypatch.setattr(library, "open_library", library.open_library.__wrapped__)
+    else:
+        monkeypatch.setattr(generate, "load_llama", refuse)
+    file = str(write(tmp_path / "model.gguf"))
+    asked = ["generate", "the cat", "--target", file, "--max-tokens", "8", "--raw", "--compare"]
+    report = _json(capsys, *asked)
+    assert "ar" in report and "llama.cpp" not in report
+    assert run(asked) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert any("as fast as AR decoding" in line for line in lines)
+    (said,) = (line for line in lines if line.startswith("draftree: "))
+    assert "leaves llama.cpp out" in said and ("xllamacpp is " in said or "get it again" in said)
 
 
 def test_show_trees_prints_each_step_with_its_accepted_path(model: str, capsys: Captured) -> None:

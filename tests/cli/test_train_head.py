@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Iterator
@@ -291,7 +292,7 @@ EMPTY_INPUT = '{"instruction": "Sing.", "instances": [{"input": "", "output": "l
 )
 def test_prompt_files_are_read_as_they_are(name: str, content: str, expected: list[str], tmp_path: Path) -> None:
     (tmp_path / name).write_text(content)
-    assert read_prompts(str(tmp_path / name)) == expected
+    assert read_prompts(str(tmp_path / name)) == (expected, hashlib.sha256((tmp_path / name).read_bytes()).hexdigest())
 
 
 @pytest.mark.parametrize(

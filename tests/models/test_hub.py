@@ -31,6 +31,7 @@ class Mirror(ThreadingHTTPServer):
         repositories: name -> file -> content.
         asked: method of each request for a file.
         torn: so many answers to come end half-way.
+        status: of all answers; 200: as the request deserves.
     """
 
     def __init__(self, repositories: dict[str, dict[str, bytes]]) -> None:
@@ -38,6 +39,7 @@ class Mirror(ThreadingHTTPServer):
         self.repositories = repositories
         self.asked: list[str] = []
         self.torn = 0
+        self.status = 200
 
 
 class _Answers(BaseHTTPRequestHandler):
@@ -54,7 +56,14 @@ class _Answers(BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         path = self.path.partition("?")[0]
-        if found := re.fullmatch(r"/api/models/(.+)", path):
+        if self.server.status != 200:
+            why = {"X-Error-Message": "Invalid credentials in Authorization header"}
+            return self._send(self.server.status, b"", why)
+        if found := re.fullmatch(r"/api/models/(.+)/tree/.+", path):
+            held = self.server.repositories[found[1]]
+            tree = [{"type": "file", "path": name, "size": 1, "oid": name} for name in held]
+            return self._send(200, dumps(tree).encode(), {})
+        if found := re.fullmatch(r"/api/models/(.+?)(?:/revision/main)?", path):
             files = self.server.repositories.get(found[1])
             if files is None:
                 return self._send(404, b"", {"X-Error-Code": "RepoNotFound"})
@@ -109,17 +118,26 @@ def mirror(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mirror]:
         served.shutdown()
 
 
-def run(mirror: Mirror | None, home: Path, *names: str) -> list[str]:
-    """What a new process says of names: the file that it found, or its error."""
-    program = (
-        "import sys; from draftree.errors import DraftreeError; from draftree.models.model_files import gguf_path\n"
-        "for name in sys.argv[1:]:\n"
-        "    try: print(gguf_path(name))\n"
-        "    except DraftreeError as error: print(error)\n"
-    )
+ASK = (
+    "import sys, warnings; from draftree.errors import DraftreeError, DraftreeWarning\n"
+    "from draftree.models.model_files import gguf_path\n"
+    "warnings.filterwarnings('ignore'); warnings.filterwarnings('always', category=DraftreeWarning)\n"
+    "warnings.showwarning = lambda message, *_, **__: print(message)\n"
+    "for name in sys.argv[1:]:\n"
+    "    try: print(gguf_path(name))\n"
+    "    except DraftreeError as error: print(error)\n"
+)
+FETCH = (
+    "import sys; from huggingface_hub import snapshot_download\n"
+    "print(snapshot_download(sys.argv[1], allow_patterns=sys.argv[2]))\n"
+)
+
+
+def run(mirror: Mirror | None, home: Path, *words: str, program: str = ASK) -> list[str]:
+    """What a new process says of names: the file that it found, with its warnings, or its error."""
     endpoint = "http://127.0.0.1:9" if mirror is None else f"http://127.0.0.1:{mirror.server_port}"
     own = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_OFFLINE": "0"}
-    done = subprocess.run([sys.executable, "-c", program, *names], env=own, capture_output=True, text=True)  # noqa: S603, PLW1510
+    done = subprocess.run([sys.executable, "-c", program, *words], env=own, capture_output=True, text=True)  # noqa: S603, PLW1510
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
@@ -134,6 +152,41 @@ def test_files_are_downloaded_once_and_found_again_without_a_hub(mirror: Mirror,
     assert run(mirror, tmp_path, *names) == first
     assert "GET" not in mirror.asked
     assert run(None, tmp_path, *names) == first
+
+
+def test_a_hub_that_fails_costs_nothing_that_is_here(
+    mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was reached, and the file on this machine was said not to be there."""
+    names = "hf.co/org/tiny-GGUF", "hf.co/org/parts-GGUF:Q8_0"
+    first = run(mirror, tmp_path, *names)
+    for status in (401, 429, 500, 503):
+        monkeypatch.setattr(mirror, "status", status)
+        *found, missing = run(mirror, tmp_path, *names, "hf.co/org/torn-GGUF")
+        assert found == first
+        assert missing.startswith("hf.co/org/torn-GGUF cannot be downloaded, and is not here: ")
+        assert str(status) in missing
+    Path(first[1]).with_name("big-q8_0-00002-of-00002.gguf").unlink()
+    assert "is not here" in run(mirror, tmp_path, names[1])[0]
+
+
+@pytest.mark.parametrize("whole_list", [False, True])
+def test_without_a_hub_what_is_on_this_machine_is_named(whole_list: bool, mirror: Mirror, tmp_path: Path) -> None:
+    """Another quantisation was taken for the usual one without a word, or said to be all that the repository has; and
+    where the hub's list of files is kept, nothing that is here was found."""
+    if whole_list:
+        (folder,) = run(mirror, tmp_path, "org/tiny-GGUF", "*Q8_0*", program=FETCH)
+        kept = str(Path(folder, "tiny-Q8_0.gguf"))
+    else:
+        (kept,) = run(mirror, tmp_path, "hf.co/org/tiny-GGUF:Q8_0")
+    names = [f"hf.co/org/tiny-GGUF{quantisation}" for quantisation in (":Q8_0", "", ":Q4_K_M")]
+    named, warned, unnamed, other = run(None, tmp_path, *names)
+    assert named == unnamed == kept
+    assert "tiny-Q8_0" in warned and "Connection refused" in warned
+    assert other == (
+        "hf.co/org/tiny-GGUF:Q4_K_M cannot be downloaded ([Errno 111] Connection refused), and on this machine there "
+        "is tiny-Q8_0: give hf.co/org/tiny-GGUF:FILE with one of these"
+    )
 
 
 def test_a_torn_download_is_made_whole(mirror: Mirror, tmp_path: Path) -> None:

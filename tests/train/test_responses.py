@@ -317,6 +317,6 @@ def test_no_more_rows_are_reserved_than_the_cache_holds(
 def test_the_prompts_that_ship_differ_and_start_with_every_kind() -> None:
     path = Path(responses.__file__).with_name("prompts.jsonl")
     kinds = [json.loads(line)["kind"] for line in path.read_text("utf-8").splitlines()]
-    prompts = responses.read_prompts(str(path))
+    prompts, _ = responses.read_prompts(str(path))
     assert len(kinds) == len(prompts) == len(set(prompts)) >= 400
     assert set(kinds[:40]) == set(kinds)

@@ -187,29 +187,29 @@ def _compared(config: Mapping[str, Any]) -> dict[str, Any]:
 class RunFolder:
     """A run's folder, made if it is not there; its records are in the order of writing.
 
+    Where there are none yet, the configuration that is there gives way.
+
     Args:
         config: what the run is made of, as JSON can hold it.
         items: its prompts, which are kept beside the answers.
 
     Raises:
-        ConfigError: the folder holds a run of another configuration, or something else.
+        ConfigError: the folder holds answers of a run of another configuration, or something else.
         RunError: it cannot be written.
     """
 
     def __init__(self, path: str | Path, config: Mapping[str, Any], items: Sequence[Item]) -> None:
         self.path = own_folder(path, "--out", CONFIG)
-        self.records: list[AnswerRecord] = []
-        self._whole = 0  # bytes of their lines
+        self._whole = 0  # bytes of the lines of its records
         self._config = {"format": FORMAT, "version": VERSION, **json.loads(json.dumps(config))}
-        if (self.path / CONFIG).exists():
-            stored = read_config(self.path)
+        make_folder(self.path)
+        stored = read_config(self.path) if (self.path / CONFIG).exists() else self._config
+        self.records = read_results(self.path)
+        if self.records:
             _check_same(self.path, _compared(stored), _compared(self._config))
             self._config = stored
-            self.records = read_results(self.path)
-            if self.records:
-                self._whole = sum(len(line) for line in read_lines(self.path / RESULTS) if line.endswith(b"\n"))
+            self._whole = sum(len(line) for line in read_lines(self.path / RESULTS) if line.endswith(b"\n"))
         else:
-            make_folder(self.path)
             _write_json(self.path / CONFIG, self._config)
         write_whole(self.path / PROMPTS, b"".join(ITEM_LINE.dump_json(item) + b"\n" for item in items))
 

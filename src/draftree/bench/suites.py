@@ -179,7 +179,7 @@ def load_suite(name: str, *, data: str | None = None) -> list[Item]:
         parse = partial(spider, schemas=_schemas(folder)) if suite.parse is spider else suite.parse
     else:
         path = STARTER_FILE if name == STARTER else user_path(name)
-        if not path.is_file():
+        if not path.exists() or path.is_dir():
             suites = ", ".join((STARTER, *SUITES))
             raise UnknownNameError(f"no suite {name!r}: choose from {suites}, or name a file of JSON lines")
     items = _parsed(path, parse)

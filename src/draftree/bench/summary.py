@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..artifacts import user_path
-from ..errors import ConfigError
+from ..errors import ConfigError, DraftreeWarning
 from ..models.loading import ModelOptions
 from ..verify.schemes import DEFAULT_SCHEME
 from .entries import AR, Entry
@@ -257,24 +258,36 @@ class LoadedRun:
         return self.of(lambda e: e.method == method and e.verify == DEFAULT_SCHEME)
 
 
-def load_runs(name: str | Path) -> list[LoadedRun]:
-    """The run of a folder, or those of the folders in it, by name.
+def load_runs(*names: str | Path) -> list[LoadedRun]:
+    """The runs of folders, or those of the folders in them, by name; one without answers is left out, with a warning.
 
     Raises:
-        ConfigError: there is no run, or one cannot be read, or has no answers.
+        ConfigError: there is no run, or one cannot be read, or none has answers.
     """
+    runs, empty = list[LoadedRun](), list[str]()
+    for path in (path for name in names for path in _run_folders(name)):
+        config, records = read_config(path), read_results(path)
+        if records:
+            runs.append(_loaded(path, config, records))
+        else:
+            empty.append(f"{path} has no answers yet: give its command again: {config['command']}")
+    if not runs:
+        raise ConfigError(empty[0])
+    for why in empty:
+        warnings.warn(f"left out: {why}", DraftreeWarning, stacklevel=2)
+    return runs
+
+
+def _run_folders(name: str | Path) -> list[Path]:
     folder = user_path(name)
     folders = [path.parent for path in (*folder.glob(CONFIG), *sorted(folder.glob(f"*/{CONFIG}")))]
     if not folders:
         raise ConfigError(f"no run in {name}: name a folder that 'draftree bench --out' wrote, or one that holds some")
-    return [_load(path) for path in folders]
+    return folders
 
 
-def _load(path: Path) -> LoadedRun:
-    config, records = read_config(path), read_results(path)
+def _loaded(path: Path, config: dict[str, Any], records: Sequence[AnswerRecord]) -> LoadedRun:
     entries = tuple(Entry(**values) for values in config["entries"])
-    if not records:
-        raise ConfigError(f"{path} has no answers yet: give its command again: {config['command']}")
     verdicts, _ = compare(records, RunPlan([], entries, config["max_tokens"]), read_differences(path), None)
     return LoadedRun(path, config, entries, tuple(records), tabulate(records, entries, verdicts))
 

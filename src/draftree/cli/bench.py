@@ -187,7 +187,7 @@ def _check_exact(
 def _files(names: Iterable[str]) -> dict[str, str]:
     """Size and time of the files, and of the folders' files, that are among the names or parts of them."""
     digests = {}
-    for name in sorted({part for named in names for part in (named, *re.split(r"[+>]", named))}):
+    for name in sorted({part for named in names for part in (named, *filter(None, re.split(r"[+>]", named)))}):
         path = user_path(name)
         files = sorted(path.iterdir()) if path.is_dir() else [path]
         stats = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files if file.is_file()]
@@ -234,5 +234,4 @@ def report(
     ],
 ) -> None:
     """Print the tables of runs in Markdown, with what they were made of and measured on; finished or not."""
-    runs = [run for folder in folders for run in load_runs(folder)]
-    out.print("\n\n".join([READING, *(of_run(run) for run in runs)]))
+    out.print("\n\n".join([READING, *map(of_run, load_runs(*folders))]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Annotated, Any
@@ -18,7 +19,7 @@ from ..engine.engine import Engine
 from ..engine.replay import first_difference
 from ..engine.scheduler import SchedulerParams
 from ..engine.speculation import SpeculationParams
-from ..errors import ConfigError, InputError
+from ..errors import ConfigError, DraftreeError, InputError
 from ..models.llama.library import has_library
 from ..models.loading import load_llama
 from ..models.model_files import DEFAULT_MODEL
@@ -170,7 +171,7 @@ def _reading_predictions(speculation: SpeculationParams) -> SpeculationParams:
 def _compare(
     engine: Engine, request: Request, report: dict[str, object], target: str, compute: ComputeOptions
 ) -> list[str]:
-    """Decode the same prompt without drafts, also by llama.cpp if our engine reads the file; return lines to print."""
+    """Decode the same prompt without drafts, also by llama.cpp if both engines read the file; return lines to print."""
     from ..models.native.native_model import NativeModel
 
     prompt = request.ids[: request.prompt_length]
@@ -191,7 +192,12 @@ def _compare(
         f"draft trees decode {ratio:.2f}x as fast as AR decoding (tokens per second), {verdict}",
     ]
     if isinstance(engine.target, NativeModel) and has_library():
-        stats = Engine(load_llama(target, threads=compute.threads)).generate([prompt], params)[0].stats
+        try:
+            model = load_llama(target, threads=compute.threads)
+        except DraftreeError as error:
+            complain(f"the comparison leaves llama.cpp out: {error}")
+            return said
+        stats = Engine(model).generate([prompt], params)[0].stats
         ratio = request.stats.tokens_per_second / stats.tokens_per_second
         report["llama.cpp"] = {"speedup": ratio, "stats": show.as_json(stats)}
         said += [f"none, by llama.cpp: {show.figures(stats)}", f"draft trees decode {ratio:.2f}x as fast as llama.cpp"]
@@ -247,6 +253,9 @@ def chat(
     # A turn reads what is new in it: the row of the turn before is kept.
     engine = template.engine(compute.load(model), speculation, observers, SchedulerParams(rows=1, prefixes=1))
     messages: list[dict[str, str]] = []
+    if sys.stdin.isatty() and sys.stdout.isatty():
+        with suppress(ImportError):  # without it ``input`` gets no more of a line than the terminal holds, 4095 bytes
+            import readline  # noqa: F401
     err.print("/reset forgets the conversation, /exit ends it", style="dim")
     while True:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -13,9 +14,11 @@ from ..artifacts import user_path
 from ..drafters.default import advice, resolved
 from ..drafters.registry import is_head, load_draft_model
 from ..drafters.spec import AUTO, DrafterSpec
+from ..errors import ConfigError
 from ..models.base import Capabilities, LanguageModel
 from ..models.cost_profile import (
     FULL,
+    PROFILES,
     Identity,
     Profile,
     load_profile,
@@ -45,7 +48,15 @@ def profile(
     out.print(f"{identity.dtype}, weight format {identity.weight_format}, {identity.device}")
     out.print(_engine(identity))
     out.print(_table(measured), soft_wrap=False)
-    out.print(f"kept as {_file(identity)}")
+    if _is_kept(measured):
+        out.print(f"kept as {_file(identity)}")
+
+
+def _is_kept(measured: Profile) -> bool:
+    """The file is this profile's: where it cannot be written there is none, or that of another time."""
+    with suppress(FileNotFoundError, ConfigError):
+        return PROFILES.read(_file(measured.identity)) == measured
+    return False
 
 
 @with_options

@@ -174,6 +174,18 @@ def _run_command(arguments: list[str]) -> int:
     return 0
 
 
+def _flushed(code: int) -> int:
+    """The exit code of a command once its output is written; what cannot be is given up, which is said once."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        if code == 0:
+            complain(f"failed while running: {first_line(error)}")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes once more
+        return code or 1
+    return code
+
+
 def main() -> None:
     """Run the command line of this process; standard input or error that the caller closed are empty."""
     for name, mode in (("stdin", "r"), ("stderr", "w")):
@@ -183,9 +195,13 @@ def main() -> None:
         complain("standard output is closed: send it to a file, or to /dev/null")
         sys.exit(1)
     if isinstance(sys.stdin, io.TextIOWrapper):
-        sys.stdin.reconfigure(errors="surrogateescape")  # what is not text costs its line, not those read with it
+        # what is not text costs its line, not those read with it
+        sys.stdin.reconfigure(encoding=None if sys.stdin.isatty() else "utf-8", errors="surrogateescape")
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # what a terminal's encoding lacks is no reason to stop
+        if sys.stdout.isatty():
+            sys.stdout.reconfigure(errors="replace")  # what a terminal's encoding lacks is no reason to stop
+        else:  # a file or a program gets the same bytes on every system and under every locale
+            sys.stdout.reconfigure(encoding="utf-8", errors="replace", newline="")
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:  # torchrun
         from ..models.huggingface.tensor_parallel import run_on_ranks
 
@@ -193,6 +209,7 @@ def main() -> None:
         code = run_on_ranks(run)
     else:
         code = run()
+    code = _flushed(code)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done
     gc.freeze()  # nor is garbage looked for in all that is loaded
     sys.exit(code)

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 from annotated_types import Ge, Interval
 
-from ..artifacts import LARGEST_DATA, locked, new_file, own_folder, read_bytes, user_path
+from ..artifacts import locked, new_file, own_folder, user_path
 from ..bench.suites import STARTER_FILE
 from ..config import Checked, check_fields, option
 from ..drafters.grow import TreeDrafter
@@ -91,9 +91,9 @@ class PromptOptions:
         files: list[PromptFile] = []
         prompts: list[list[str]] = []
         for name, licence in zip(self.prompts, self.licence or [None] * len(self.prompts), strict=True):
-            prompts.append(read_prompts(name))
-            digest = hashlib.sha256(read_bytes(user_path(name), LARGEST_DATA)).hexdigest()
-            files.append(PromptFile(Path(name).name, len(prompts[-1]), digest, licence or _LICENCES.get(name)))
+            texts, sha256 = read_prompts(name)
+            prompts.append(texts)
+            files.append(PromptFile(Path(name).name, len(texts), sha256, licence or _LICENCES.get(name)))
         return shuffled(prompts, self.seed), files
 
 

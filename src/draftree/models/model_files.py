@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import difflib
 import re
+import warnings
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 from ..artifacts import check_regular, user_path
-from ..errors import ModelFileError, UnknownNameError, needs_extra
+from ..errors import DraftreeWarning, ModelFileError, UnknownNameError, needs_extra
 from ..installation import install_data
 from .data_packages import shipped
 
@@ -94,28 +95,20 @@ def hub_name(name: str) -> HubName | None:
 def downloaded(name: HubName) -> Path:
     """The file on this machine, all its parts beside it; what is missing is downloaded, and a download goes on.
 
-    The hub's folder, its mirror and offline use are set as everywhere: HF_HOME, HF_ENDPOINT, HF_HUB_OFFLINE, HF_TOKEN.
+    Where the hub cannot be reached, or fails, the file of an earlier download does. The hub's folder, its mirror and
+    offline use are set as everywhere: HF_HOME, HF_ENDPOINT, HF_HUB_OFFLINE, HF_TOKEN.
 
     Raises:
         UnknownNameError: there is no such repository, or no such file in it.
-        ModelFileError: the hub cannot be reached, or gives no access, and the file is not here.
+        ModelFileError: the hub gives no access; or it does not give the file, which is not here either.
         MissingPackageError: the package that downloads is missing.
     """
     with needs_extra("hub", str(name)):
         import huggingface_hub as hub
         from huggingface_hub import errors
     try:
-        try:
-            about = hub.HfApi().model_info(name.repository, timeout=_PATIENCE)
-            files = [file.rfilename for file in about.siblings or ()]
-        except errors.HfHubHTTPError:
-            raise  # it was reached
-        except (errors.HTTPError, OSError) as error:  # type: ignore[attr-defined]
-            try:
-                folder = Path(hub.snapshot_download(name.repository, local_files_only=True))
-            except errors.LocalEntryNotFoundError:
-                raise error from None  # why it is not reached says more
-            files = [str(file.relative_to(folder)) for file in folder.rglob("*")]
+        about = hub.HfApi().model_info(name.repository, timeout=_PATIENCE)
+        files = [file.rfilename for file in about.siblings or ()]
         return [Path(hub.hf_hub_download(name.repository, part)) for part in chosen(name, files)][0]
     except errors.GatedRepoError:
         raise ModelFileError(f"{name} asks for its terms to be accepted: do so on its page, and set HF_TOKEN") from None
@@ -123,7 +116,47 @@ def downloaded(name: HubName) -> Path:
         raise UnknownNameError(f"no repository {name.repository!r}: give hf.co/ORG/NAME:QUANTISATION") from None
     except (errors.HTTPError, OSError) as error:  # type: ignore[attr-defined]
         why = str(error).strip().partition("\n")[0]
-        raise ModelFileError(f"{name} cannot be downloaded, and is not here: {why}") from None
+    return _kept(name, why)
+
+
+def _snapshot(name: HubName) -> Path | None:
+    """The folder of what is on this machine of a repository, as it was when it was last looked up."""
+    import huggingface_hub as hub
+    from huggingface_hub import errors
+
+    try:
+        return Path(hub.snapshot_download(name.repository, local_files_only=True))
+    except errors.LocalEntryNotFoundError as error:
+        incomplete = getattr(error, "snapshot_path", None)  # from version 2 on, where the hub's list of files is kept
+        return Path(incomplete) if incomplete else None
+
+
+def _kept(name: HubName, why: str) -> Path:
+    """The file that a name means among those that are on this machine.
+
+    Args:
+        why: the hub does not give it.
+
+    Raises:
+        ModelFileError: it is not here, with all its parts, or may be any of several.
+    """
+    nothing = ModelFileError(f"{name} cannot be downloaded, and is not here: {why}")
+    if (snapshot := _snapshot(name)) is None:
+        raise nothing
+    files = [path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*") if path.is_file()]
+    whole = {stem: parts for stem, parts in _models(files).items() if _is_whole(parts)}
+    if not whole:
+        raise nothing
+    matching = _matching(name, whole)
+    if len(matching) != 1:
+        raise ModelFileError(
+            f"{name} cannot be downloaded ({why}), and on this machine there is {', '.join(sorted(whole))}: "
+            f"give hf.co/{name.repository}:FILE with one of these"
+        )
+    ((stem, parts),) = matching.items()
+    if name.wanted is None and not _means(PREFERRED, stem, parts):
+        warnings.warn(f"{name} cannot be looked up ({why}): takes {stem}, which is here", DraftreeWarning, stacklevel=3)
+    return snapshot / parts[0]
 
 
 def chosen(name: HubName, files: Sequence[str]) -> list[str]:
@@ -135,20 +168,36 @@ def chosen(name: HubName, files: Sequence[str]) -> list[str]:
     Raises:
         UnknownNameError: there is none, or several.
     """
-    stems: dict[str, list[str]] = {}
-    for file in sorted(files):
-        path = Path(file)
-        if path.suffix.lower() == ".gguf" and "mmproj" not in path.name.lower():
-            stems.setdefault(_PART.sub("", path.stem), []).append(file)
-    matching = {stem: parts for stem, parts in stems.items() if _means(name.wanted or PREFERRED, stem, parts)}
-    if name.wanted is None and not matching:
-        matching = stems
+    stems = _models(files)
+    matching = _matching(name, stems)
     if len(matching) != 1:
         names = ", ".join(sorted(matching or stems)) or "no GGUF file"
         why = f"may be any of {names}" if matching else f"is not there: the repository has {names}"
         raise UnknownNameError(f"{name} {why}: give hf.co/{name.repository}:QUANTISATION or :FILE")
     (parts,) = matching.values()
     return parts
+
+
+def _models(files: Sequence[str]) -> dict[str, list[str]]:
+    """The models among files: their names without numbers of parts -> their parts in order."""
+    stems: dict[str, list[str]] = {}
+    for file in sorted(files):
+        path = Path(file)
+        if path.suffix.lower() == ".gguf" and "mmproj" not in path.name.lower():
+            stems.setdefault(_PART.sub("", path.stem), []).append(file)
+    return stems
+
+
+def _matching(name: HubName, stems: dict[str, list[str]]) -> dict[str, list[str]]:
+    """Those of the models that a name may mean."""
+    matching = {stem: parts for stem, parts in stems.items() if _means(name.wanted or PREFERRED, stem, parts)}
+    return stems if name.wanted is None and not matching else matching
+
+
+def _is_whole(parts: Sequence[str]) -> bool:
+    """All parts of a model are there."""
+    part = _PART.search(Path(parts[0]).stem)
+    return part is None or len(parts) == int(part[2])
 
 
 def _means(wanted: str, stem: str, parts: Sequence[str]) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..artifacts import LARGEST_DATA, read_text, reason, user_path
+from ..artifacts import LARGEST_DATA, read_bytes, reason, text_of, user_path
 from ..config import SamplingParams
 from ..drafters.base import Drafter
 from ..engine.engine import Engine
@@ -92,8 +92,10 @@ _CONTEXTS = ("context", "input")
 _WAY_OUT = "give a text file with one prompt a line, .jsonl or .csv"
 
 
-def read_prompts(name: str) -> list[str]:
+def read_prompts(name: str) -> tuple[list[str], str]:
     """The prompts of a text file, one a line; a .jsonl file, one object a line; or a .csv file, one object a row.
+
+    With them comes the SHA-256 of the file's bytes, in hexadecimal digits: a pipe can be read only once.
 
     An object has its prompt under one of ``_KEYS``, and may have more text for it under one of ``_CONTEXTS``, itself or
     in the first of its "instances": the formats of Dolly, GSM8K, MBPP and Self-Instruct.
@@ -104,7 +106,8 @@ def read_prompts(name: str) -> list[str]:
     """
     path = user_path(name)
     try:
-        text = read_text(path, LARGEST_DATA)
+        content = read_bytes(path, LARGEST_DATA)
+        text = text_of(content)
     except FileNotFoundError:
         raise UnknownNameError(f"no prompt file {name!r}: {_WAY_OUT}") from None
     except (OSError, UnicodeError) as error:
@@ -112,7 +115,7 @@ def read_prompts(name: str) -> list[str]:
     prompts = [_prompt(item, f"{name} line {at}") for at, item in _objects(text, path.suffix, name)]
     if not prompts:
         raise PromptError(f"{name} has no prompts: {_WAY_OUT}")
-    return prompts
+    return prompts, hashlib.sha256(content).hexdigest()
 
 
 def _objects(text: str, suffix: str, name: str) -> Iterator[tuple[int, Any]]:
