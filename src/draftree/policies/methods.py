@@ -148,7 +148,7 @@ _METHODS = (
         "dynamic-width, and no children at all where the entropy exceeds STOP nats",
         "draftree.papers.entropy_trees:dynamic_width_depth",
         "Gunjur & Waitz",
-        "the same, shallower where the drafter is unsure, by a rule of ours; the paper gives none",
+        "the same, shallower where the drafter is unsure (the rule is ours)",
     ),
     Method(
         "opt-tree",
