@@ -56,7 +56,7 @@ def kinds(count: int) -> dict[str, list[str]]:
         "sums": (row["question"] for row in read(data / "gsm8k" / "train.jsonl")),
         "functions": (f"{task['text']} Your code should pass this test:\n\n{task['test_list'][0]}" for task in tasks),
         "JSON": _texts(),
-        "general": iter(shuffled([read_prompts(str(PROMPTS))], 0)),
+        "general": iter(shuffled([read_prompts(str(PROMPTS))[0]], 0)),
     }
     return {kind: list(islice(prompts, count)) for kind, prompts in every.items()}
 

@@ -236,16 +236,21 @@ class Stepper:
             rows.append(feed.row)
             nodes.append(Nodes.below(feed.tokens, tree, drawn if feed.scored is None else None))
         scores = self._target.extend(rows, nodes)
-        groups: dict[int, tuple[Scheme, dict[EngineRequest, int]]] = {}  # by the scheme's id: slots of trees' nodes 0
+        groups = list[tuple[Scheme, dict[EngineRequest, int]]]()  # slots of trees' nodes 0
         for feed, start in zip(feeds, scores.starts, strict=False):
             if not feed.decodes:
                 _read(feed, scores, start)
             if feed.ends:
                 first = start + (1 if feed.scored is None else len(feed.tokens))
                 scheme = feed.request.speculation.scheme
-                groups.setdefault(id(scheme), (scheme, {}))[1][feed.request] = first
+                for known, firsts in groups:
+                    if known is scheme:
+                        firsts[feed.request] = first
+                        break
+                else:
+                    groups.append((scheme, {feed.request: first}))
         verdicts, logprobs = _Verdicts(), _TokenLogprobs()
-        for scheme, firsts in groups.values():
+        for scheme, firsts in groups:
             columns = [*firsts.values()], [*map(trees.__getitem__, firsts)], [*map(attrgetter("draws"), firsts)]
             verdicts.update(zip(firsts, scheme.verify(scores, *columns), strict=True))
             for request, first in firsts.items():

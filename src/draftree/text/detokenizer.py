@@ -271,9 +271,10 @@ class Detokenizer:
             if texts is not None and _INCOMPLETE not in (text := "".join(texts)):
                 self._window += ids
                 self._shown += text
-                if len(self._window) > _WINDOW:
+                if (size := len(self._window)) > _WINDOW:
                     self._shorten(0)
-                self._whole = len(self._window)
+                    size = len(self._window)
+                self._whole = size
                 return texts
         given, final = list[str](), len(tokens) if last else 0
         for count, token in enumerate(tokens, start=1):

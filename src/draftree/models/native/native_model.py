@@ -149,20 +149,20 @@ class NativeRows(OpenRows[R], Generic[R]):
 
     @exclusive
     def commit(self, row: Row, path: Sequence[int]) -> None:
-        number = self.checked(row).number
-        self._change(row, row.length + len(path), [], lambda: self.loaded.commit(number, path))
+        number, before = self.checked(row).number, (row.length, row.parents)
+        row.length, row.parents = row.length + len(path), []  # an interrupt is raised when C has returned
+        try:
+            self.loaded.commit(number, path)
+        except Exception:
+            row.length, row.parents = before
+            raise
 
     @exclusive
     def prune(self, row: Row, keep: Sequence[int], trunk: int) -> None:
-        number, parents = self.checked(row).number, row.pruned(keep, trunk)
-        self._change(row, row.length + trunk, parents, lambda: self.loaded.prune(number, keep, trunk))
-
-    def _change(self, row: Row, length: int, parents: list[int], call: Callable[[], None]) -> None:
-        """Let C change a row, whose numbers change first: an interrupt is raised when C has returned."""
-        before = row.length, row.parents
-        row.length, row.parents = length, parents
+        number, before = self.checked(row).number, (row.length, row.parents)
+        row.length, row.parents = row.length + trunk, row.pruned(keep, trunk)
         try:
-            call()
+            self.loaded.prune(number, keep, trunk)
         except Exception:
             row.length, row.parents = before
             raise
