@@ -177,8 +177,9 @@ def test_a_full_disk_behind_standard_output_is_one_line(words: str, tmp_path: Pa
     """The interpreter flushed once more at its end: exit code 120, and lines of its own."""
     file = str(tiny_gguf.write(tmp_path / "tiny.gguf", layers=1))
     command = [sys.executable, "-m", "draftree", *(file if word == "MODEL" else word for word in words.split())]
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     with open("/dev/full", "w") as full:
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)  # noqa: S603
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, env=buffered, text=True, check=False)  # noqa: S603
     assert done.stderr.splitlines() == ["draftree: failed while running: [Errno 28] No space left on device"]
     assert done.returncode == 1
 
