@@ -310,13 +310,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     (limit,), (tokens,) = numbers(args, "limit", int, 2), numbers(args, "tokens", int, 1)
     path = file_path(args.out, "the file")
     items, target = {kind: choose(KINDS[kind]()) for kind in kinds}, load(args.target)
-    for drafter in drafters:  # one that cannot be loaded is found before anything is decoded
-        Engine(target, SpeculationParams(drafter=drafter))
+    # one that cannot be loaded is found before anything is decoded; none is loaded again while these are there
+    kept = [Engine(target, SpeculationParams(drafter=drafter)) for drafter in drafters]
     prompts = {kind: fitting(target, found, tokens) for kind, found in items.items()}
     cells = [Cell(*each) for each in product(drafters, temperatures, kinds, sizes)]
     with locked(path, "the file", folder=False):
         pairs = Pairs(path, args.target, tokens)
         rows = compare(cells, prompts, pairs, decoder(target, tokens), limit)
+    del kept
     print(markdown(HEADER, rows))
     if slower := sum(bool(each[-1]) for each in rows):
         sys.exit(f"{slower} of {len(rows)} are slower than {LEAST} of AR decoding on both sets of prompts")

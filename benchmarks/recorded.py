@@ -7,8 +7,10 @@ memory and, for the next run, in a file. ``RecordedSource`` gives them to the gr
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
@@ -22,6 +24,7 @@ from draftree.config import MAX_NODES, Budget
 from draftree.drafters.base import DraftSource, Grown, Scorer, UnscoredNode
 from draftree.drafters.draft_model import candidates_of_top
 from draftree.drafters.grow import TreeDrafter
+from draftree.drafters.provenance import provenance
 from draftree.drafters.registry import load_drafter
 from draftree.errors import ConfigError
 from draftree.models.huggingface.hf_loading import load_huggingface
@@ -303,11 +306,12 @@ def recorded(args: argparse.Namespace) -> Recording:
     drafter = load_drafter(args.drafter, target, Eagle2Tree(args.beam, args.layers))
     if not isinstance(drafter, TreeDrafter) or drafter.learns:
         raise ConfigError(f"--drafter {args.drafter} learns, or drafts nothing: use a head, a model or lookup")
-    suites: dict[str, list[KnownText]] = {}
+    made_for, suites = provenance(target, drafter.source, drafter.name), dict[str, list[KnownText]]()
     for suite, chosen in items.items():
         prompts = [encode(target.tokenizer, user(item.turns[0])) for item in chosen]
-        size = f"{args.limit}-{args.max_tokens}-{args.beam}x{args.layers}"
-        file = args.cache and args.cache / f"{args.drafter}-{suite}-{size}.safetensors"
+        made_of = json.dumps([asdict(made_for), args.max_tokens, args.beam, args.layers, prompts])
+        digest = hashlib.sha256(made_of.encode()).hexdigest()[:16]
+        file = args.cache and args.cache / f"{Path(args.drafter).name}-{Path(suite).stem}-{digest}.safetensors"
         found = record(target, drafter.source, prompts, args.max_tokens, file, (args.beam, args.layers))
         suites[suite] = list(track(found, f"recording {suite}", len(prompts), transient=True))
         print(f"{suite}: {len(suites[suite])} prompts, up to {args.max_tokens} tokens, drafter {args.drafter}")

@@ -35,6 +35,7 @@ from draftree.drafters.grow import TreeDrafter
 from draftree.engine.engine import Engine
 from draftree.engine.scheduler import SchedulerParams
 from draftree.engine.speculation import Observer, Speculation
+from draftree.errors import ConfigError
 from draftree.models.cost_profile import PROFILES, SHORT, Identity, Profile, load_profile, measure_and_keep, processor
 from draftree.models.model_files import DEFAULT_MODEL, gguf_path
 from draftree.models.native.native_model import NativeModel
@@ -205,6 +206,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--categories", action="store_true", help="print speeds by category too")
     args = parser.parse_args(argv)
     contestants = entries(split_names(args.methods), split_names(args.drafters), [args.temperature])
+    if wrong := next((e.label for e in contestants if e.is_peer or e.beams), None):
+        raise ConfigError(f"--methods has {wrong!r}, whose passes have no costs here: name methods that draft")
     items = [item for suite in args.suites.split(",") for item in choose(load_suite(suite), limit=args.limit)]
     models = Models(args.target)
     if args.tier:

@@ -15,10 +15,11 @@ from draftree.drafters.grow import TreeDrafter
 from draftree.engine.engine import Engine
 from draftree.engine.replay import Replay
 from draftree.engine.speculation import Observer, Speculation
-from draftree.models.base import Nodes
+from draftree.models.base import Nodes, Row
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.papers.opt_tree import OptTree
 from draftree.request import Outcome
+from draftree.scores import Scores
 
 from .heads import trained
 from .pairs import source, target
@@ -101,3 +102,20 @@ def test_the_target_has_read_what_a_replay_has_gained(name: str, drafted: bool) 
         assert again.request.row is not None
         whole = model.extend([again.request.row], [Nodes.chain(text[-1:])]).logits([0])
     assert found == pytest.approx(whole, abs=1e-4)
+
+
+def test_the_target_reads_the_text_alone_and_no_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tree of a classifier's samples has a thousand nodes, of which the text follows two or three."""
+    model, text, read = target(), [(5 * i) % VOCAB for i in range(20)], list[int]()
+    extend = model.extend
+
+    def counted(rows: Sequence[Row], nodes: Sequence[Nodes]) -> Scores:
+        read.extend(token for part in nodes for token in part.tokens)
+        return extend(rows, nodes)
+
+    monkeypatch.setattr(model, "extend", counted)
+    with Replay(TreeDrafter(OptTree(0.01), made("head", model)), PROMPTS[0], text, SamplingParams(), target=model) as r:
+        while r.left:
+            r.step(30)
+        assert sum(r.request.stats.drafted) > 100
+    assert read == [*PROMPTS[0], *text[:-1]]

@@ -32,7 +32,8 @@ from ..commands import command_parser, one_line_errors
 from ..quality.answers import FILE as SCORES
 from ..rival_jobs import Row, read
 from . import confidence, dsbd, gunjur, hsddw, opt_tree, page, systems
-from .plan import RUNS, Pair, Plan
+from .plan import Pair, Plan
+from .planned_runs import RUNS
 from .plots import check_plots
 from .sections import FIGURES, PAGE, SYSTEMS, Chapter, Runs, select, to_markdown, verdict_in
 

@@ -10,7 +10,8 @@ from draftree.errors import ConfigError
 
 from ..commands import command_parser, one_line_errors
 
-_SAME = ("suite", "prompts_sha256", "entries", "max_tokens", "seed", "target", "machine")
+_MAY_DIFFER = ("command", "date", "models", "commit", "code", "versions")
+"""Keys of a configuration: the same is asked for whatever they are."""
 
 
 def check_same(a: LoadedRun, b: LoadedRun) -> None:
@@ -19,7 +20,8 @@ def check_same(a: LoadedRun, b: LoadedRun) -> None:
     Raises:
         ConfigError: they do.
     """
-    if other := next((key for key in _SAME if a.config.get(key) != b.config.get(key)), None):
+    asked = [key for key in {**a.config, **b.config} if key not in _MAY_DIFFER]
+    if other := next((key for key in asked if a.config.get(key) != b.config.get(key)), None):
         raise ConfigError(f"{a.path} and {b.path} have another {other}: compare two runs of one command")
 
 

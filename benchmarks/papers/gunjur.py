@@ -12,7 +12,7 @@ from draftree.bench.summary import ALL, Interval, LoadedRun, interval, paired, r
 from draftree.config import MAX_NODES
 
 from ..quality.answers import read_scores
-from .plan import MOVED
+from .planned_runs import MOVED
 from .plots import bar_style, line_style, plot
 from .sections import SPEEDS, Chapter, Grid, Part, Runs, Section, Verdict, correlation, of, shown, speeds
 

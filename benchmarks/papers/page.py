@@ -11,7 +11,7 @@ from draftree.bench.entries import AR, LLAMA_CPP, PEER, Entry
 from draftree.bench.summary import ALL, Interval, LoadedRun, MethodFigures, markdown, number, paired, ratio_text
 
 from ..commands import without_folders
-from .plan import CODER, SMALL, SMOLLM2
+from .planned_runs import CODER, SMALL, SMOLLM2
 from .sections import SPEEDS, Chapter, Runs, about, document, made_of, of, shown, sources, speeds
 
 TEXTS = {"who": "all kinds (Spec-Bench)", "who-humaneval": "code (HumanEval)", "who-gsm8k": "sums (GSM8K)"}
@@ -81,7 +81,7 @@ def universal(runs: Runs) -> list[str]:
         for entry in run.of(lambda e: e.drafter is not None):
             f = run.table[entry.label][ALL]
             cells = (number(f.mal), ratio_text(f.speedup_decode), ratio_text(f.speedup))
-            rows.append([f"{UNIVERSAL[run.path.name]}, {run.config['prompts']} prompts", f"`{entry.drafter}`", *cells])
+            rows.append([f"{UNIVERSAL[run.path.name]}, {run.prompts} prompts", f"`{entry.drafter}`", *cells])
     if not rows:
         return []
     text = (
@@ -108,7 +108,7 @@ def paying(runs: Runs) -> list[str]:
             cells = ([*speeds(run.table[entry.label][ALL]), _over_chain(run, entry)] for run in found)
             rows.append([shown(entry), *itertools.chain(*cells)])
         header = [f"{run.suite}: {cell}" if cell == SPEEDS[0] else cell for run in found for cell in columns]
-        sizes = ", ".join(f"{run.config['prompts']} prompts of {run.suite}" for run in found)
+        sizes = ", ".join(f"{run.prompts} prompts of {run.suite}" for run in found)
         parts += [f"{models}, {sizes}:", markdown(["contestant", *header], rows)]
         parts += [f"No difference in `{run.path.name}`: {_no_difference(run)}." for run in found]
     return parts if len(parts) > 2 else []

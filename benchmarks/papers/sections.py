@@ -16,7 +16,8 @@ from draftree.bench.summary import LoadedRun, MethodFigures, markdown, number, r
 from draftree.errors import unknown_name
 
 from ..commands import without_folders
-from .plan import CODER, FILES
+from .plan import FILES
+from .planned_runs import CODER
 
 Runs = Mapping[str, LoadedRun]
 """Name of a folder -> its run: a figure is drawn from the run that it names, and from no other."""
@@ -164,6 +165,7 @@ FIGURES = "figures"
 
 
 OPENING = "This page repeats the paper's tables and figures with two small models on two CPU cores."
+OWN_OPENING = "This page repeats the paper's tables and figures with your models."
 MODELS = (
     "**smollm2** is SmolLM2-135M-Instruct (Q4_1), **coder** is Qwen2.5-Coder-1.5B-Instruct (Q4_K_M). Both run on the "
     "native engine with the draft heads that ship; in some runs Qwen2.5-Coder-0.5B-Instruct is the coder's draft model."
@@ -179,7 +181,8 @@ def to_markdown(chapter: Chapter, runs: Runs) -> tuple[str, dict[str, str]] | No
     used = {name for part in chapter.parts for name in part.runs}
     own = [run for name, run in runs.items() if name in used]
     drawn, verdict = dict[str, str](), chapter.verdict(runs)
-    parts = [f"# {chapter.title}", OPENING]
+    of_user = any(map(_is_own, own))
+    parts = [f"# {chapter.title}", OWN_OPENING if of_user else OPENING]
     if verdict:
         parts.append(f"**Verdict: {verdict}.** {chapter.found(runs)}")
     parts += ["## The claim", chapter.claim, *about(own)]
@@ -192,7 +195,7 @@ def to_markdown(chapter: Chapter, runs: Runs) -> tuple[str, dict[str, str]] | No
             parts.append(f"![{made.title}]({FIGURES}/{made.figure[0]}.svg)")
         if unnamed := [run for run in made.runs if run.path.name not in _shown_text(made)]:
             parts.append(sources(unnamed))
-    parts += ["## Why it differs", chapter.why, *made_of(own)]
+    parts += [*([] if of_user else ["## Why it differs", chapter.why]), *made_of(own)]
     return document(parts), drawn
 
 
@@ -228,14 +231,19 @@ def _shown_text(made: Section) -> str:
     return "\n".join((*made.text, *(cell for row in (made.grid.rows if made.grid else ()) for cell in row)))
 
 
+def _is_own(run: LoadedRun) -> bool:
+    """Its models are a user's."""
+    return run.path.name.endswith(CODER) and Path(run.config["target"]).name != FILES["target"]
+
+
 def about(runs: Sequence[LoadedRun]) -> list[str]:
     """The models of runs, and which runs have few prompts."""
     own = dict.fromkeys(
         OWN_MODELS.format(target=Path(run.config["target"]).name, draft=Path(run.config["drafters"][-1]).name)
         for run in runs
-        if run.path.name.endswith(CODER) and Path(run.config["target"]).name != FILES["target"]
+        if _is_own(run)
     )
-    few = [f"{run.config['prompts']} in `{run.path.name}`" for run in runs if run.config["prompts"] < ENOUGH]
+    few = [f"{run.prompts} in `{run.path.name}`" for run in runs if run.prompts < ENOUGH]
     return [*(own or [MODELS]), *([f"Runs of few prompts, whose figures are rough: {', '.join(few)}."] if few else [])]
 
 

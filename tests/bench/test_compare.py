@@ -84,10 +84,24 @@ def test_a_difference_has_its_reason(method: str, temperature: float, verdict: s
     assert _judge(target, method, [5, 9, 7], [5, 6, 7], temperature) == verdict
 
 
-def test_what_is_known_is_not_asked_again(target: HFModel, tmp_path: Path) -> None:
-    def nobody() -> NoReturn:
-        raise AssertionError("the target was asked")
+def nobody() -> NoReturn:
+    raise AssertionError("the target was asked")
 
+
+@pytest.mark.parametrize(
+    ("method", "verdict"),
+    [("static:verify=multi-round", "other-draw"), ("chain:verify=relaxed", "lossy"), ("beams:width=2", "beams")],
+)
+def test_what_may_differ_anyway_asks_no_target(method: str, verdict: str) -> None:
+    """Each answer's prompt was read again for a gap that no verdict needs."""
+    made = entries([method], ["lookup"], [1.0], 8)
+    records = [record(made[0], 0, _answer([5, 6, 7])), record(made[1], 0, _answer([5, 6, 9]))]
+    verdicts, (found,) = compare(records, RunPlan([ITEM], made, 8), [], nobody)
+    assert verdicts[records[1].key] == found.verdict == verdict
+    assert (found.index, found.gap) == (2, None)
+
+
+def test_what_is_known_is_not_asked_again(target: HFModel, tmp_path: Path) -> None:
     made = entries(["chain"], ["lookup"], [0.0], 8)
     records = [record(made[0], 0, _answer([5, 6])), record(made[1], 0, _answer([5, 9]))]
     _, differences = compare(records, RunPlan([ITEM], made, 8), [], lambda: target)

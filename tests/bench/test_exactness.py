@@ -14,8 +14,10 @@ import torch
 from draftree.bench.contestants import Models
 from draftree.bench.entries import entries
 from draftree.bench.exactness import NODES, REQUESTS, ExactnessCheck, Finding, one_thread, ways
+from draftree.cli import bench as command
 from draftree.cli.main import run
 from draftree.engine.replay import Difference
+from draftree.errors import RunError
 from draftree.models.base import Nodes, Row
 from draftree.scores import Scores
 
@@ -56,7 +58,10 @@ def test_nothing_is_found_on_an_exact_engine(
 ) -> None:
     assert run(check(gguf, suite, "--drafters", drafter, "--backend", backend, "--threads", "2")) == 0
     found = rows(capsys.readouterr().out)
-    ways = [(1, *([1] * len(NODES)), *REQUESTS, 1), (0, *NODES, *[NODES[-1]] * len(REQUESTS), 0)]
+    ways = [
+        (1, *([1] * len(NODES)), *(min(count, 3) for count in REQUESTS), 1),
+        (0, *NODES, *[NODES[-1]] * len(REQUESTS), 0),
+    ]
     assert [(int(row[2]), int(row[1] or 0)) for row in found] == [*zip(*ways, strict=True)]
     assert [row[3] for row in found] == ["2"] * (1 + WAYS) + ["1"]
     assert all(row[4:] == ["0 of 3", "0", ""] for row in found)
@@ -143,11 +148,30 @@ def test_torch_has_one_thread_for_a_while() -> None:
         assert options == {"backend": "native", "threads": 1}
 
 
+def test_what_was_found_is_printed_where_the_model_cannot_be_loaded_again(
+    gguf: str, suite: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table of hours was lost where memory did not hold the model that runs on one thread."""
+    load = Models
+
+    def loaded(target: str, **options: Any) -> Models:
+        if options["threads"] == 1:
+            raise RunError("no memory")
+        return load(target, **options)
+
+    monkeypatch.setattr(command, "Models", loaded)
+    assert run(check(gguf, suite, "--drafters", "self", "--backend", "native", "--threads", "2")) == 1
+    printed = capsys.readouterr()
+    assert len(rows(printed.out)) == 1 + WAYS and "no memory" in printed.err
+
+
 @pytest.mark.parametrize(
     ("words", "named"),
     [
         ("--methods peer:hf-generate", "peer:hf-generate"),
         ("--methods beams:width=2", "beams:width=2"),
+        ("--methods opt-tree:nodes=16", "opt-tree:nodes=16"),
+        ("--methods auto:credit=2", "credit"),
         ("--temperature 0.5", "leave out --temperature"),
         ("--out runs/one", "--out"),
         ("--nodes 4", "--nodes"),

@@ -10,17 +10,18 @@ from typing import Any
 import pytest
 import torch
 
-from draftree.bench import transformers_peer
+from draftree.bench import contestants, transformers_peer
 from draftree.bench.contestants import EngineContestant, Models
 from draftree.bench.entries import LLAMA_CPP, Entry, entries
 from draftree.bench.results import AnswerRecord, Parts
 from draftree.config import SamplingParams
+from draftree.errors import ConfigError
 from draftree.models.huggingface.hf_loading import load_stock
 from draftree.models.loading import load
 from draftree.policies.base import Provenance
 
 from ..references import generate_greedily
-from ..tiny import save_tiny
+from ..tiny import VOCAB, save_tiny, tiny, tiny_tokenizer
 from ..tiny_gguf import write
 
 PROMPT = [7, 8, 9, 7, 8, 9, 7, 8]
@@ -72,6 +73,17 @@ def test_the_models_behind_a_contestant_are_known_by_their_weights(method: str, 
     assert first.target_weights == load(model).capabilities.fingerprint
 
 
+def test_an_assistant_of_another_vocabulary_is_a_line(model: str, tmp_path: Path) -> None:
+    """transformers raises a bare ValueError in its first answer."""
+    larger, other = tiny(seed=1), str(tmp_path / "other")
+    larger.resize_token_embeddings(VOCAB + 8)
+    larger.save_pretrained(other)
+    tiny_tokenizer().save_pretrained(other)
+    (_, entry) = entries(["peer:hf-assisted"], [other], [0.0], 4)
+    with pytest.raises(ConfigError, match=f"{VOCAB} tokens and .* {VOCAB + 8}"):
+        Models(model).contestant(entry)
+
+
 def test_models_are_loaded_once(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     count, load = [0], load_stock
 
@@ -84,6 +96,20 @@ def test_models_are_loaded_once(model: str, monkeypatch: pytest.MonkeyPatch) -> 
     for entry in entries(["peer:hf-generate", "peer:hf-prompt-lookup"], ["lookup"], [0.0], 4)[1:]:
         models.contestant(entry)
     assert count == [1]
+
+
+def test_llama_cpp_is_loaded_once_for_all_temperatures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded, file = list[str | None](), str(write(tmp_path / "tiny.gguf"))
+
+    def counted(name: str, **options: Any) -> Any:
+        loaded.append(options.get("backend"))
+        return load(name, **options)
+
+    monkeypatch.setattr(contestants, "load", counted)
+    models = Models(file)
+    for entry in entries([f"peer:{LLAMA_CPP}"], [], [0.0, 0.5, 1.0]):
+        models.contestant(entry)
+    assert loaded == [None, LLAMA_CPP]
 
 
 @pytest.mark.parametrize("name", ["hf-generate", "hf-prompt-lookup", "hf-assisted", "hf-beam-search"])

@@ -15,13 +15,14 @@ from typing import Any
 import pytest
 import torch
 
+import draftree
 from benchmarks.quality.answers import read_items
 from draftree.bench import contestants
 from draftree.bench.entries import entries
 from draftree.bench.results import Turn, read_results
 from draftree.bench.run import RunPlan
 from draftree.bench.suites import Item
-from draftree.cli.bench import commit
+from draftree.cli.bench import code_digest, commit
 from draftree.cli.main import run
 from draftree.config import SamplingParams
 from draftree.models.heads import own_heads
@@ -117,7 +118,33 @@ def test_a_run_says_what_it_was_made_on(model: str, suite: str, tmp_path: Path) 
     assert (ran["tier"], ran["threads"], ran["accelerator"]) == ("torch", torch.get_num_threads(), "")
     assert config["versions"]["torch"] == torch.__version__
     assert config["commit"] == commit()
+    assert config["code"] == code_digest(Path(draftree.__file__).parent)
     assert [item.id for item in read_items(tmp_path / "out")] == ["p0", "p1", "p2"]
+
+
+def test_answers_of_another_version_of_the_code_are_another_run(tmp_path: Path) -> None:
+    """A commit tells nothing of what is changed behind it, nor of the native library."""
+    files = [tmp_path / name for name in ("a.py", "inner/b.py", "inner/lib.so")]
+    (tmp_path / "inner").mkdir()
+    for file in (*files, tmp_path / "a.pyc"):
+        file.write_text("one")
+    first = code_digest(tmp_path)
+    os.utime(files[0], (1, 1))
+    (tmp_path / "a.pyc").write_text("two")
+    assert code_digest(tmp_path) == first
+    seen = {first}
+    for file in files:
+        file.write_text("two")
+        seen.add(code_digest(tmp_path))
+    assert len(seen) == 4
+
+
+def test_a_finished_run_says_that_nothing_was_decoded(model: str, suite: str, tmp_path: Path, capsys: Captured) -> None:
+    told = []
+    for _ in range(2):
+        assert run(_asked(model, suite, tmp_path / "out", "--limit", "1", methods="chain")) == 0
+        told.append("finished earlier" in capsys.readouterr().err)
+    assert told == [False, True]
 
 
 def test_trees_by_entropy_take_part_and_depth_and_nodes_are_reported(
@@ -251,7 +278,7 @@ def test_a_run_that_failed_before_its_first_answer_gives_way(
     assert json.loads((out / "config.json").read_text())["suite"] == suite
     capsys.readouterr()
     assert run(["report", str(out)]) == 0
-    assert "3 prompts of own.jsonl" in capsys.readouterr().out
+    assert "3 of 3 prompts of own.jsonl" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("folder", ["c++", "a>", "++"])

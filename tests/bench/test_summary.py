@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from dataclasses import astuple, replace
@@ -10,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from draftree.bench.entries import entries
-from draftree.bench.results import RunFolder, read_results
+from draftree.bench.results import CONFIG, RunFolder, read_results
 from draftree.bench.summary import Interval, interval, load_runs, ratio
 from draftree.cli.main import run
+from draftree.errors import ConfigError, DraftreeWarning
 
 from .runs import full_run, record, save, turn
 
@@ -127,3 +129,18 @@ def test_a_run_without_answers_costs_no_report_of_others(names: list[str], tmp_p
     assert [line for line in printed.out.splitlines() if line.startswith("## ")] == ["## Run done"]
     (line,) = printed.err.splitlines()
     assert str(tmp_path / "empty") in line and "give its command again: draftree bench --suite humaneval" in line
+
+
+def test_a_folder_of_another_kind_does_not_hide_the_runs_beside_it(tmp_path: Path) -> None:
+    """A run of another version, or a model's folder with a config.json of its own, stopped the report of all."""
+    full_run(tmp_path / "one")
+    for name, config in (("older", {"format": "draftree-bench", "version": 1}), ("model", {"architectures": []})):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / CONFIG).write_text(json.dumps(config))
+    with pytest.warns(DraftreeWarning, match="left out") as warned:
+        (loaded,) = load_runs(tmp_path)
+    assert loaded.path == tmp_path / "one"
+    assert [name in str(each.message) for each, name in zip(warned, ("model", "older"), strict=True)] == [True, True]
+    for names in ([tmp_path / "one", tmp_path / "older"], [tmp_path / "older"]):
+        with pytest.raises(ConfigError, match="older"):
+            load_runs(*names)

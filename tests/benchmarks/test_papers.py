@@ -2,46 +2,31 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 import shlex
 import shutil
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, astuple, replace
 from pathlib import Path
 
 import pytest
 
 from benchmarks.commands import without_folders
-from benchmarks.papers import agreement, dsbd, hsddw, opt_tree, page, plan, systems
+from benchmarks.papers import agreement, dsbd, hsddw, opt_tree, page, systems
 from benchmarks.papers.__main__ import CHAPTERS, DIGESTS, build, main, merged
 from benchmarks.papers.dsbd import Point, kind, one_cache, pareto
 from benchmarks.papers.gunjur import over, wasted
-from benchmarks.papers.plan import (
-    CODER,
-    EDITS,
-    FILES,
-    PROGRAMS,
-    RUNS,
-    SMALL,
-    TREE_SIZES,
-    Pair,
-    Plan,
-    PlannedRun,
-)
-from benchmarks.papers.sections import Chapter, Part, Section, Verdict, shown, verdict_in
+from benchmarks.papers.plan import Plan
+from benchmarks.papers.planned_runs import RUNS, SMALL, PlannedRun
+from benchmarks.papers.sections import OPENING, OWN_OPENING, Chapter, Part, Section, Verdict, shown, verdict_in
 from benchmarks.quality.answers import FILE, Scored
 from draftree.bench.entries import AR, Entry, entries
 from draftree.bench.results import CONFIG, SUMMARY, Parts, Turn
 from draftree.bench.summary import Interval, LoadedRun, load_runs
-from draftree.cli.main import run as draftree
 from draftree.errors import ConfigError
-from draftree.papers.c2t import DEFAULT, SHIPPED
 
 from ..bench.runs import full_run, record, save, turn
-from ..pairs import save_tree
 
 BEAMS = (
     "chain,static:verify=multi-round-replacement,beams:width=2:drafter=none,beams:width=4:drafter=none,"
@@ -231,81 +216,6 @@ def test_a_front_has_no_point_that_another_beats() -> None:
     assert pareto(points) == [Point(1, 5), Point(3, 4), Point(4, 1)]
 
 
-def test_plans_are_commands_that_parse(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Each is run up to its prompts, which an empty folder of prompt sets does not have."""
-    for file in FILES.values():
-        (tmp_path / file).write_bytes(b"GGUF")
-    made = Plan(tmp_path / "runs", Pair.of_folder(str(tmp_path)), quick=False)
-    monkeypatch.setenv("DRAFTREE_DATA", str(tmp_path))
-    (tmp_path / "runs" / "made").mkdir(parents=True)
-    for models in ("coder", "smollm2"):
-        for nodes in TREE_SIZES:
-            save_tree(Path(f"{made.names(models)['sequoia']}-{nodes}.json"), "target", "drafter")
-    shutil.copy(SHIPPED / f"{DEFAULT}.json", made.names(CODER)["classifier"])
-    for planned in made.runs:
-        assert draftree([*made.command(planned), "--data", str(tmp_path)]) == 2
-        complaint = capsys.readouterr().err
-        files = {"humaneval": "HumanEval", EDITS: "edits.jsonl", PROGRAMS: "programs.jsonl"}
-        name = files.get(planned.suite, planned.suite.replace("-", "_"))
-        assert name in complaint and str(tmp_path) in complaint, (planned.name, complaint)
-    assert not made.artifacts(made.runs)
-    for made_file in (tmp_path / "runs" / "made").iterdir():
-        made_file.unlink()
-    missing = made.artifacts(made.runs)
-    assert len(missing) == 2 * len(TREE_SIZES) + 1
-    for command, _ in missing.values():
-        assert draftree(command) == 2, command
-        assert re.search("prompts.jsonl|tasks.jsonl", capsys.readouterr().err)
-
-
-def test_a_run_makes_only_what_it_reads(tmp_path: Path) -> None:
-    """A run of chains decoded 72 answers first, to choose a threshold that it has no use for."""
-    made = Plan(tmp_path, Pair("target.gguf", "draft.gguf"), quick=False)
-    read = {
-        run: ({file.stem for file in made.artifacts([the_run(run)])}, made.thresholds([the_run(run)]))
-        for run in ("windows-coder", "trees-coder", "small-coder", "confidence-smollm2")
-    }
-    assert read == {
-        "windows-coder": (set(), []),
-        "trees-coder": ({"sequoia-coder-25", "sequoia-coder-4", "sequoia-coder-8"}, [CODER]),
-        "small-coder": ({"sequoia-coder-4", "sequoia-coder-8", "c2t-coder"}, []),
-        "confidence-smollm2": ({"c2t-coder"}, []),
-    }
-
-
-@pytest.mark.parametrize(("name", "reads"), [("windows-coder", False), ("trees-coder", True)])
-def test_a_run_needs_no_prompts_that_it_does_not_read(
-    name: str, reads: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    called = list[Sequence[str]]()
-    monkeypatch.setenv("DRAFTREE_DATA", str(tmp_path))
-    monkeypatch.setattr(plan, "_call", lambda module, arguments: called.append(arguments))
-    made = Plan(tmp_path / "runs", Pair("target.gguf", "draft.gguf"), quick=False, only=[name])
-    with pytest.raises(FileNotFoundError, match="seed_tasks") if reads else nullcontext():
-        made.measure()
-    assert len(called) == (not reads)
-
-
-def test_a_pair_and_methods_of_ones_own_take_part(tmp_path: Path) -> None:
-    own = "my_module:MyPolicy:width=3"
-    made = Plan(tmp_path, Pair.of_user("mine.gguf", "small.gguf"), quick=False, methods=[own])
-    assert {run.models for run in made.runs} == {CODER}
-    for run in made.runs:
-        options = dict(itertools.pairwise(made.command(run)))
-        assert options["--target"] == "mine.gguf" and "head" not in re.split("[,>]", options["--drafters"])
-        assert options["--methods"].endswith(f",{own}")
-
-
-@pytest.mark.parametrize(
-    "options", [["--target", "x"], ["--draft", "y"], ["--target", "x", "--draft", "y", "--pair", "z"]]
-)
-def test_half_a_pair_is_refused(options: list[str], tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="--target and --draft go together"):
-        main([str(tmp_path), "--measure", *options])
-
-
 def test_a_run_of_another_plan_is_not_taken(tmp_path: Path) -> None:
     """Methods of one's own in a folder that had runs already were not measured, and nothing was said."""
     planned = the_run("windows-smollm2")
@@ -334,7 +244,9 @@ def test_a_part_of_a_chapter_does_not_replace_it(tmp_path: Path) -> None:
 
 def test_an_own_pair_is_named_in_the_chapter(tmp_path: Path) -> None:
     run = stored(tmp_path, the_run("windows-coder"))
-    assert "**coder** stands for `tiny`" in build({run.path.name: run}, ["hsddw"])["papers/hsddw.md"]
+    text = build({run.path.name: run}, ["hsddw"])["papers/hsddw.md"]
+    assert "**coder** stands for `tiny`" in text and OWN_OPENING in text
+    assert OPENING not in text and "## Why it differs" not in text  # which are of our models
 
 
 def test_digests_of_some_runs_leave_those_of_others(folder: Path) -> None:
@@ -436,6 +348,11 @@ def test_two_runs_of_one_command_are_compared(tmp_path: Path, capsys: pytest.Cap
     full_run(tmp_path / "c", [1.0])
     with pytest.raises(SystemExit, match="another entries"):
         agreement.main([str(tmp_path / "a"), str(tmp_path / "c")])
+    config = json.loads((tmp_path / "b" / CONFIG).read_text())
+    for key in ("threads", "backend", "dtype", "device", "top_k", "top_p", "files"):
+        (tmp_path / "b" / CONFIG).write_text(json.dumps({**config, key: "another"}))
+        with pytest.raises(SystemExit, match=f"another {key}"):
+            agreement.main([str(tmp_path / "a"), str(tmp_path / "b")])
 
 
 def test_runs_agree_where_each_mean_lies_in_the_others_interval() -> None:

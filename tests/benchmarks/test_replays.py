@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks.c2t import held_against, joint
-from benchmarks.recorded import Drafts, RecordedSource, record
+from benchmarks.recorded import Drafts, RecordedSource, add_options, record, recorded
 from benchmarks.replay import HEADER, Clock, Clocked, Run, main, row
 from draftree.config import SamplingParams
 from draftree.drafters.base import DraftSource
@@ -30,7 +31,7 @@ from draftree.tree import DraftTree
 from .. import tiny_gguf
 from ..heads import trained
 from ..pairs import costs, source, target
-from ..tiny import VOCAB
+from ..tiny import VOCAB, save_tiny
 from ..toy import chain_tree
 
 PROMPTS = [[3, 14, 15, 9, 2, 6, 14, 15], [31, 41, 5, 9, 26, 53, 58, 9, 7, 9, 3, 2, 3, 8]]
@@ -150,3 +151,20 @@ def test_the_command_prints_figures_by_a_given_profile(
     assert table[5] == ["method", "hat", "one"]
     (both,) = [cells for cells in printed(capsys, *shape, "--batch", "2") if cells[0] == "chain:depth=2"]
     assert float(both[4]) > 2 and both[-1] == "1/1"
+    for other in ("peer:llama.cpp", "beams:width=2"):  # AR decoding was shown under their names
+        with pytest.raises(SystemExit, match=other):
+            main([*shape, "--methods", f"auto,{other}"])
+
+
+def test_recorded_drafts_of_another_target_are_not_taken(tmp_path: Path) -> None:
+    suite = tmp_path / "own.jsonl"
+    suite.write_text('{"prompt": "the cat in the hat"}\n')
+    parser, texts = argparse.ArgumentParser(), list[list[int]]()
+    add_options(parser)
+    for seed in (0, 1, 0):
+        model = str(save_tiny(tmp_path / f"model-{seed}", seed=seed))
+        asked = ["--target", model, "--drafter", "lookup", "--suites", str(suite), "--max-tokens", "9"]
+        made = recorded(parser.parse_args([*asked, "--cache", str(tmp_path / "cache")]))
+        texts.append(made.texts[0].text)
+    assert texts[0] == texts[2] != texts[1]
+    assert len(list((tmp_path / "cache").iterdir())) == 2

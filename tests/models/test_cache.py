@@ -89,6 +89,27 @@ def test_rows_double_when_one_more_is_needed() -> None:
     assert storage(cache)[0][0].shape == (6, HEADS, GRAIN, DIM)
 
 
+@pytest.mark.parametrize(
+    ("rows", "slots", "most", "allotted"),
+    [
+        (4, GRAIN, 6, (6, 1)),
+        (4, GRAIN, 5, (4, 1)),
+        (3, GRAIN + 1, 6, (3, 2)),
+        (3, 3 * GRAIN, 9, (3, 3)),
+        (4, 3 * GRAIN, 17, (4, 3)),
+    ],
+)
+def test_it_does_not_double_beyond_what_its_model_may_take(
+    rows: int, slots: int, most: int, allotted: tuple[int, int]
+) -> None:
+    """A fifth request of 9,000 tokens was admitted on a GPU, and eight rows of them did not fit beside the four."""
+    cache = TreeCache(most=lambda: most * GRAIN)
+    cache.reserve(3, GRAIN)
+    write(cache, 0, [0], 2)
+    cache.reserve(rows, slots)
+    assert storage(cache)[0][0].shape == (allotted[0], HEADS, allotted[1] * GRAIN, DIM)
+
+
 def test_a_demand_beyond_double_is_met_to_the_grain() -> None:
     cache = TreeCache()
     write(cache, 0, [0], 2)

@@ -253,6 +253,21 @@ def test_it_holds_as_many_rows_as_the_memory_of_its_cache_takes() -> None:
     assert model.holds([65, 3])
 
 
+def test_what_graphs_fill_their_passes_up_to_counts_as_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = fresh("llama")
+    monkeypatch.setattr(model._runner, "slots", lambda tokens: 2 * tokens)
+    model.cache_bytes = 5 * 64 * model.capabilities.slot_bytes
+    assert model.holds([32] * 5) and not model.holds([33] * 5)
+
+
+def test_its_cache_does_not_double_beyond_its_memory() -> None:
+    model = fresh("llama")
+    model.cache_bytes = 5 * 64 * model.capabilities.slot_bytes
+    for rows in (1, 2, 4, 4, 5):
+        prefill(model, [1] * 60)
+        assert storage(model.cache)[0][0].shape[::2] == (rows, 64)
+
+
 def test_passes_are_timed_without_prefills() -> None:
     model = fresh("llama")
     row = prefill(model, [1, 2, 3])

@@ -45,6 +45,8 @@ def claude(served: Running) -> Iterator[anthropic.Anthropic]:
         yield client
 
 
+BILLING = "x-anthropic-billing-header: cc_version=2.1.177.01c; cc_entrypoint=cli; cch=0aaa9;"
+"""Claude Code's first system text, another with each request; a user may speak of it."""
 ASKED: list[tuple[dict[str, Any], list[dict[str, str]]]] = [
     ({"messages": [{"role": "user", "content": TEXT}]}, [{"role": "user", "content": TEXT}]),
     (
@@ -62,6 +64,13 @@ ASKED: list[tuple[dict[str, Any], list[dict[str, str]]]] = [
             {"role": "assistant", "content": "c d"},
             {"role": "user", "content": "e"},
         ],
+    ),
+    *(
+        (
+            {"system": system, "messages": [{"role": "user", "content": BILLING}]},
+            [{"role": "system", "content": "be brief"}, {"role": "user", "content": BILLING}],
+        )
+        for system in (f"{BILLING}\nbe brief", [{"type": "text", "text": text} for text in (BILLING, "be brief")])
     ),
 ]
 

@@ -17,8 +17,10 @@ from draftree.engine.replay import Replay
 from draftree.models.base import prefill
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.models.huggingface.torch_scores import gumbel_noise
+from draftree.policies.base import MAX_WIDTH
 from draftree.policies.fixed import Counts
 from draftree.sampling.warping import stream_key
+from draftree.train import rank_acceptance
 from draftree.train.rank_acceptance import (
     CalibrationOptions,
     Tally,
@@ -43,6 +45,20 @@ def counts(name: str, stride: int, at: Path) -> Counts:
         *range(1, len(PROMPTS) + 1)
     ]
     return tally.counts
+
+
+def test_responses_that_are_drawn_together_are_counted_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One prompt's answer ends before those of the prompts before it."""
+    texts = [decoded(prompt)[0] for prompt in PROMPTS]
+    end = next(token for token in texts[-1] if token not in texts[0])
+    tallies, options = list[Tally](), CalibrationOptions(depth=4, stride=1, max_tokens=TOKENS)
+    for rows in (1, 8):
+        monkeypatch.setattr(rank_acceptance, "_ROWS", rows)
+        model, policy, tally = target(eos=end), TruePath(), Tally("", [0] * 4, [[0] * MAX_WIDTH for _ in range(4)])
+        made = drafter("relative", model, policy)
+        assert [*measure(options, model, made, policy, PROMPTS, 0, tally)] == [1, 2, 3]
+        tallies.append(tally)
+    assert tallies[0] == tallies[1]
 
 
 def decoded(prompt: tuple[int, ...], temperature: float = 0.0) -> tuple[list[int], SamplingParams]:

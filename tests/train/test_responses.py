@@ -47,6 +47,14 @@ def test_responses_are_what_ar_decoding_says(rows: int, target: HFModel) -> None
         assert (row.prompt_length, row.gained, row.temperature) == (len(prompt), 20, TEMPERATURES[number])
 
 
+def test_no_text_is_made_of_responses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody reads it, and transformers' tokenizers take long for it."""
+    made = HFModel(tiny(), tiny_tokenizer(), self_test=False)
+    assert made.tokenizer is not None
+    monkeypatch.setattr(type(made.tokenizer), "decode", None)
+    assert [r.gained for r in respond(made, PROMPTS[:2], range(2), rows=2, max_tokens=8, seed=0)] == [8, 8]
+
+
 def test_their_hidden_states_are_those_of_their_tokens(target: HFModel) -> None:
     for r in respond(target, PROMPTS, range(4), rows=2, max_tokens=20, seed=0):
         causal = target.model.base_model(input_ids=r.tokens[None], use_cache=False)[0][0]

@@ -21,7 +21,7 @@ from ..drafters.registry import is_model, load_draft_model
 from ..drafters.spec import NONE, DrafterSpec, read_drafter
 from ..engine.engine import Engine
 from ..engine.speculation import Observer
-from ..errors import needs_extra
+from ..errors import ConfigError, needs_extra
 from ..models.base import LanguageModel
 from ..models.loading import ModelOptions, load
 from ..policies.base import Provenance
@@ -158,6 +158,7 @@ class Models:
         self.target = load(target, **options)
         self._name, self._options = target, options
         self._stocked, self._draft_model = cache(self._stock), cache(partial(load_draft_model, target=self.target))
+        self._llama_cpp = cache(partial(load, target, **ModelOptions({**options, "backend": LLAMA_CPP})))
 
     def contestant(self, entry: Entry) -> Contestant:
         if entry.is_peer:
@@ -175,8 +176,7 @@ class Models:
 
     def _peer(self, entry: Entry) -> Contestant:
         if entry.peer == LLAMA_CPP:
-            chosen = ModelOptions({**self._options, "backend": LLAMA_CPP})
-            return EngineContestant(entry, load(self._name, **chosen), None)
+            return EngineContestant(entry, self._llama_cpp(), None)
         with needs_extra("torch", entry.label):
             from .transformers_peer import TransformersPeer
         model, tokenizer = self._stocked(self._name)
@@ -186,7 +186,14 @@ class Models:
         elif entry.beams is not None:
             options = {"num_beams": entry.beams.width}
         elif entry.drafter is not None:
-            options = {"assistant_model": self._stocked(entry.drafter)[0]}
+            assistant = self._stocked(entry.drafter)[0]
+            own, theirs = (m.config.get_text_config().vocab_size for m in (model, assistant))
+            if own != theirs:
+                raise ConfigError(
+                    f"{entry.label}: the target scores {own} tokens and {entry.drafter} {theirs}, which transformers' "
+                    "generate does not take: name a draft model of the target's vocabulary, or leave this peer out"
+                )
+            options = {"assistant_model": assistant}
         can = self.target.capabilities
         return TransformersPeer(model, tokenizer, threads=None if can.accelerator else can.threads, **options)
 

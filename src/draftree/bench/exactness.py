@@ -27,7 +27,7 @@ class Finding:
     Attributes:
         method: a contestant's label.
         nodes: node budget; 0: no drafts.
-        requests: that run at once.
+        requests: that ran at once.
         threads: of a pass.
         answers: that were compared.
         differences: first difference of each answer that is another.
@@ -102,7 +102,9 @@ class ExactnessCheck(Observer):
         pairs = zip(self._prompts, self._ar, answers, self._params(can), strict=True)
         found = [first_difference(target, *pair) for pair in pairs]
         differences = [difference for difference in found if difference is not None]
-        return Finding(method, nodes, requests, can.threads, len(answers), differences, exact=can.rounding == 0)
+        return Finding(
+            method, nodes, min(requests, len(answers)), can.threads, len(answers), differences, exact=can.rounding == 0
+        )
 
     def _answers(self, target: LanguageModel, speculation: SpeculationParams | None, requests: int) -> list[list[int]]:
         engine = Engine(target, speculation, observers=[self], scheduling=SchedulerParams(rows=requests))

@@ -10,7 +10,7 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from ..config import SamplingParams
-from ..engine.replay import first_difference
+from ..engine.replay import first_difference, shared_length
 from ..errors import PromptError
 from ..models.base import STOCK, LanguageModel
 from ..progress import complain
@@ -142,7 +142,7 @@ class AnswerDifference:
     Attributes:
         turn: of the conversation.
         index: of the first token that differs.
-        gap: as in ``Difference``.
+        gap: as in ``Difference``; None too where such an answer may differ anyway.
         verdict: one of those above.
     """
 
@@ -178,7 +178,7 @@ def compare(
         turns = enumerate(zip(record.turns, ar_record.turns, strict=False))
         turn, difference = next((i for i, (one, two) in turns if one.ids != two.ids), None), before.get(record.key)
         if turn is not None and difference is None and target is not None:
-            difference = _difference(record, ar_record, turn, plan, target())
+            difference = _difference(record, ar_record, turn, plan, target)
         if turn is None:
             verdicts[record.key] = EQUAL
         elif difference is None:
@@ -195,22 +195,21 @@ def read_differences(folder: Path) -> list[AnswerDifference]:
 
 
 def _difference(
-    record: AnswerRecord, ar_record: AnswerRecord, turn: int, plan: RunPlan, target: LanguageModel
+    record: AnswerRecord, ar_record: AnswerRecord, turn: int, plan: RunPlan, load: Callable[[], LanguageModel]
 ) -> AnswerDifference:
     entry = next(e for e in plan.entries if e.label == record.method)
+    ids, ar_ids = record.turns[turn].ids, ar_record.turns[turn].ids
+    other = BEAMS if entry.beams else LOSSY if entry.scheme.lossy else None if entry.draws_as_ar else OTHER_DRAW
+    if other is not None:  # whatever the target says there
+        return AnswerDifference(record.prompt, record.method, turn, shared_length(ids, ar_ids), None, other)
+    target = load()
     item = next(i for i in plan.items if i.id == record.prompt)
     before = [text for i in range(turn) for text in (item.turns[i], ar_record.turns[i].text)]
     prompt = encode_turns(target, [*before, item.turns[turn]])
     params = replace(plan.sampling, temperature=record.temperature, seed=record.seed)
-    difference = first_difference(target, prompt, ar_record.turns[turn].ids, record.turns[turn].ids, params)
+    difference = first_difference(target, prompt, ar_ids, ids, params)
     assert difference is not None  # noqa: S101 - the turn is one that differs
-    if entry.beams is not None:
-        verdict = BEAMS
-    elif entry.scheme.lossy:
-        verdict = LOSSY
-    elif not entry.draws_as_ar:
-        verdict = OTHER_DRAW
-    elif difference.near_tie:
+    if difference.near_tie:
         verdict = NEAR_TIE
     else:
         cheaper = target.capabilities.weight_format != STOCK

@@ -241,6 +241,11 @@ class LoadedRun:
         return Path(self.config["suite"]).name
 
     @property
+    def prompts(self) -> int:
+        """That have an answer; some of the suite may not fit the model."""
+        return len({record.prompt for record in self.records})
+
+    @property
     def left(self) -> int:
         """Answers that the run lacks; one that has a summary lacks none."""
         return 0 if read_summary(self.path) else self.config["prompts"] * len(self.entries) - len(self.records)
@@ -259,21 +264,31 @@ class LoadedRun:
 
 
 def load_runs(*names: str | Path) -> list[LoadedRun]:
-    """The runs of folders, or those of the folders in them, by name; one without answers is left out, with a warning.
+    """The runs of folders, or those of the folders in them, by name.
+
+    One without answers is left out, with a warning; so is one within a folder that cannot be read, such as another
+    version's.
 
     Raises:
-        ConfigError: there is no run, or one cannot be read, or none has answers.
+        ConfigError: there is no run, or a named one cannot be read, or none has answers.
     """
-    runs, empty = list[LoadedRun](), list[str]()
+    runs, left_out = list[LoadedRun](), list[str]()
+    named = {user_path(name) for name in names}
     for path in (path for name in names for path in _run_folders(name)):
-        config, records = read_config(path), read_results(path)
+        try:
+            config, records = read_config(path), read_results(path)
+        except ConfigError as error:
+            if path in named:
+                raise
+            left_out.append(str(error))
+            continue
         if records:
             runs.append(_loaded(path, config, records))
         else:
-            empty.append(f"{path} has no answers yet: give its command again: {config['command']}")
+            left_out.append(f"{path} has no answers yet: give its command again: {config['command']}")
     if not runs:
-        raise ConfigError(empty[0])
-    for why in empty:
+        raise ConfigError(left_out[0])
+    for why in left_out:
         warnings.warn(f"left out: {why}", DraftreeWarning, stacklevel=2)
     return runs
 
@@ -336,7 +351,7 @@ def _described(run: LoadedRun) -> str:
     parts = [threads, ran["engine"], ran["tier"], ran["accelerator"]] if ran else []
     engine = "".join(f", {part}" for part in parts if part)
     return (
-        f"{c['prompts']} prompts of {run.suite}, answers of up to {c['max_tokens']} tokens; "
+        f"{run.prompts} of {c['prompts']} prompts of {run.suite}, answers of up to {c['max_tokens']} tokens; "
         f"target {' '.join([c['target'], *options])}, drafters {', '.join(c['drafters'])}, node budget "
         f"{c['nodes'] or 'the default'} unless the method sets one. {machine['processor']}, {machine['cores']} cores"
         f"{engine}; {versions}, commit {c.get('commit') or 'unknown'}; "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import os
 import platform
@@ -105,7 +106,7 @@ def bench(
     if options.check_exact:
         if out_folder is not None or options.nodes is not None:
             raise ConfigError("--check-exact writes no folder and sets node budgets: leave out --out and --nodes")
-        methods = [_FULL if method == DEFAULT_METHOD else method for method in methods]
+        methods = [re.sub(rf"^{DEFAULT_METHOD}(?=:|$)", _FULL, method) for method in methods]
     contestants = entries(methods, drafters, temperatures, options.nodes, options.candidates)
     chosen = choose(load_suite(suite, data=options.data), limit=options.limit)
     if options.check_exact:
@@ -124,6 +125,7 @@ def bench(
         **asdict(compute),
         "machine": machine(),
         "commit": commit(),
+        "code": code_digest(Path(__file__).parents[1]),
         "versions": {name: version(name) for name in ("draftree", "torch", "transformers") if find_spec(name)},
         "command": shlex.join(["draftree", *sys.argv[1:]]),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -133,7 +135,7 @@ def bench(
     path = own_folder(folder_of(config) if out_folder is None else out_folder, "--out", CONFIG)
     context.with_resource(locked(path, "--out", folder=True))
     folder = RunFolder(path, config, items)
-    ran = read_summary(folder.path).get("ran")
+    ran, before = read_summary(folder.path).get("ran"), len(folder.records)
     models = cache(partial(Models, target, **compute.options))
     with on_interrupt(lambda: f"interrupted after {len(folder.records)} of {plan.answers} answers: {GO_ON}"):
         if len(folder.records) < plan.answers:
@@ -152,7 +154,8 @@ def bench(
             }
         )
     out.print(overview(table))
-    err.print(f"{folder.path}: 'draftree report {folder.path}' prints its tables")
+    earlier = " was finished earlier, and nothing was decoded now" if before == len(folder.records) else ""
+    err.print(f"{folder.path}{earlier}: 'draftree report {folder.path}' prints its tables")
 
 
 def _check_exact(
@@ -166,19 +169,24 @@ def _check_exact(
     drafting = contestants[1:]
     if any(entry.temperature for entry in drafting):
         raise ConfigError("--check-exact compares greedy answers: leave out --temperature")
-    if wrong := next((e.label for e in drafting if e.is_peer or e.beams), None):
-        raise ConfigError(f"--check-exact does not go with {wrong!r}: name methods that draft for greedy answers")
+    if wrong := next((e.label for e in drafting if e.is_peer or e.beams or ":nodes=" in e.label), None):
+        raise ConfigError(
+            f"--check-exact does not go with {wrong!r}: name methods that draft for greedy answers, without nodes"
+        )
     models = load(**options)
     can, items = models.target.capabilities, fitting(models.target, items)
     prompts = [encode_turns(models.target, item.turns[:1]) for item in items]
     with progress_reporter("decoding", ways(drafting, can) * len(prompts)) as notify:
         check = ExactnessCheck(prompts, most, notify)
         findings = list(check.compare(models, drafting))
-        del models  # its memory may be that of the next one
-        if has_threads(can):
-            with one_thread(options, can) as changed:
-                findings.append(check.compare_ar(load(**changed).target))
-    out.print(markdown(HEADER, [finding.cells for finding in findings]))
+        del models
+        gc.collect()  # its memory may be that of the next one
+        try:
+            if has_threads(can):
+                with one_thread(options, can) as changed:
+                    findings.append(check.compare_ar(load(**changed).target))
+        finally:
+            out.print(markdown(HEADER, [finding.cells for finding in findings]))
     out.print(f"\ndraft trees of {can.name} on {can.engine}: {can.trees or can.no_trees}")
     if unexplained := sum(finding.unexplained for finding in findings):
         raise RunError(f"{unexplained} answers differ from AR decoding's by more than rounding")
@@ -226,6 +234,12 @@ def commit() -> str | None:
 
     changed = "-dirty" if output("status", "--porcelain") else ""
     return output("log", "-1", "--format=%h") + changed or None
+
+
+def code_digest(package: Path) -> str:
+    """Of a package's Python files and libraries: answers of two versions of a method are two runs, committed or not."""
+    files = sorted(file for file in package.rglob("*") if file.suffix in (".py", ".so", ".dylib", ".dll"))
+    return _digest([(file.relative_to(package).as_posix(), file.read_bytes()) for file in files])
 
 
 def report(

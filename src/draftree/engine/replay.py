@@ -72,13 +72,18 @@ class Replay(AbstractContextManager["Replay"]):
             self._target.close(self._row)
 
     def _gain(self, tokens: list[int]) -> None:
+        """Take tokens of the output; the target reads what is new but the last, and nothing that was only drafted."""
         self.request.ids += tokens
+        start, end = self._row.length, len(self.request.ids) - 1
         if self._target is None:
-            start, self._row.length = self._row.length, len(self.request.ids) - 1
+            self._row.length = end
             if self._features is not None:
                 from ..models.huggingface.cache import feature_row
 
-                feature_row(self._row).features.append(self._features[start : self._row.length])
+                feature_row(self._row).features.append(self._features[start:end])
+        elif unread := self.request.ids[start:end]:
+            self._target.extend([self._row], [Nodes.chain(unread, wanted=0)])
+            self._target.commit(self._row, range(len(unread)))
 
     def propose(self, nodes: int, depth: int) -> DraftTree:
         """What it drafts here."""
@@ -86,17 +91,11 @@ class Replay(AbstractContextManager["Replay"]):
 
     def advance(self, tree: DraftTree, path: list[int], tokens: int, cost: StepCost = UNMEASURED) -> Outcome:
         """Take the next ``tokens`` of the output, ``path`` of them drafted, in a step of this cost."""
-        if self._target is not None:
-            self._target.extend([self._row], [Nodes.below(self.request.ids[-1:], tree)])
-            self._target.commit(self._row, [0, *(1 + node for node in path)])
         gained, self.left = self.left[:tokens], self.left[tokens:]
         self._gain(gained)
         outcome = Outcome(self.request, tree, path, gained, len(gained), cost)
         self._drafter.observe([outcome])
         count(outcome, self._drafter)
-        if self._target is not None and (unread := self.request.ids[self._row.length : -1]):
-            self._target.extend([self._row], [Nodes.chain(unread, wanted=0)])
-            self._target.commit(self._row, range(len(unread)))
         return outcome
 
     def step(self, nodes: int) -> tuple[DraftTree, list[int]]:
@@ -132,11 +131,16 @@ class Difference:
     near_tie: bool
 
 
+def shared_length(a: Sequence[int], b: Sequence[int]) -> int:
+    """Tokens that two texts begin with alike."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
 def first_difference(
     target: LanguageModel, prompt_ids: Sequence[int], a: Sequence[int], b: Sequence[int], params: SamplingParams
 ) -> Difference | None:
     """The first difference between two decodings of a prompt under a seed; None when they are equal."""
-    shared = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    shared = shared_length(a, b)
     if shared == len(a) == len(b):
         return None
     if shared in (len(a), len(b)):

@@ -1,11 +1,9 @@
-"""``/v1/messages`` in Anthropic's shape: a body, which becomes a chat, and the message that answers it.
-
-Chats and messages share everything between their bodies and their answers.
-"""
+"""``/v1/messages`` in Anthropic's shape: a body, which becomes a chat, and the message that answers it."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any, Literal
@@ -24,6 +22,8 @@ from .responses_api import ResponseBuilder, ResponsesRequest
 from .schema import Body, Fields, Many, Sent, Texts
 from .tools import Parsed
 
+_BILLING = re.compile(r"\Ax-anthropic-billing-header:.*\n*")
+"""Claude Code's first system text. It is another one with each request, so that no text behind it would be reused."""
 _LEFT_OUT = ("image", "document", "search_result")
 """Types of blocks that a tool may return and a model that reads text alone cannot use."""
 _OWN_FIELDS = (
@@ -211,10 +211,9 @@ class Counted(Sent):
             FieldError: a field has no counterpart.
         """
         turns = [message for at, turn in enumerate(self.messages) for message in turn.messages(f"messages[{at}]")]
-        if isinstance(self.system, list):
-            system = "\n\n".join(_text(block, f"system[{at}]") for at, block in enumerate(self.system))
-        else:
-            system = self.system or ""
+        given = self.system or ""
+        texts = [given] if isinstance(given, str) else [_text(b, f"system[{at}]") for at, b in enumerate(given)]
+        system = "\n\n".join(filter(None, (_BILLING.sub("", text) for text in texts)))
         last, choice = turns[-1], self.tool_choice or ToolChoice(type="auto")
         chosen = {"auto": "auto", "any": "required", "none": "none"}.get(choice.type)
         wanted, variables = self.output_config or OutputConfig(), dict[str, Any]()

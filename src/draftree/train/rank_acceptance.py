@@ -24,7 +24,10 @@ from ..errors import ConfigError
 from ..models.base import LanguageModel
 from ..policies.base import MAX_WIDTH, Child, Frontier, GrowthPolicy
 from ..policies.fixed import Counts
-from .responses import replayed, respond
+from .responses import Response, replayed, respond
+
+_ROWS = 8
+"""Responses that are drawn together."""
 
 
 @dataclass(slots=True)
@@ -145,12 +148,15 @@ def measure(
         prompts: token ids.
         seed: of the first prompt; each has its own.
     """
-    numbers = range(tally.done, len(prompts))
+    # they are counted in the order of the prompts, so that what is left has one number
+    numbers, early = range(tally.done, len(prompts)), dict[int, Response]()
     limits: dict[str, Any] = {"max_tokens": options.max_tokens, "temperature": options.temperature}
-    with closing(respond(target, prompts, numbers, rows=1, seed=seed, **limits)) as drawn:
-        for response in drawn:
-            with replayed(drafter, response, seed, target) as replay:
-                for ranks in ranks_along(replay, policy, depth=options.depth, stride=options.stride):
-                    tally.add(ranks)
-            tally.done = response.number + 1
-            yield tally.done
+    with closing(respond(target, prompts, numbers, rows=_ROWS, seed=seed, **limits)) as drawn:
+        for ended in drawn:
+            early[ended.number] = ended
+            while (response := early.pop(tally.done, None)) is not None:
+                with replayed(drafter, response, seed, target) as replay:
+                    for ranks in ranks_along(replay, policy, depth=options.depth, stride=options.stride):
+                        tally.add(ranks)
+                tally.done += 1
+                yield tally.done

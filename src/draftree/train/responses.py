@@ -271,6 +271,7 @@ def respond(
     held = bisect_left(range(1, rows + 1), True, key=lambda count: not target.holds([longest] * count))
     target.reserve(max(1, held), longest)
     engine = Engine(target, Speculation(nodes=1))
+    engine.inputs.tokenizer = None  # nobody reads the texts
     stepper, waiting, running = engine.stepper, iter(numbers), dict[int, EngineRequest]()
 
     def fits(number: int) -> bool:

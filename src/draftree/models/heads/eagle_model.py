@@ -94,7 +94,7 @@ class HeadModel(LanguageModel):
         best = 1 << min(_BEST, len(self.vocabulary)).bit_length() - 1 if can.runner == GRAPH else 0
         self._passes = HeadPasses(network, output, self.vocabulary, self._target, best)
         self._runner = runner_of(can.runner, self._passes)
-        self._rows: Rows[HeadRow] = Rows()
+        self._rows: Rows[HeadRow] = Rows(most=lambda: self.cache_bytes // self.capabilities.slot_bytes)
         self._scores = LastScores()
         self.cache_bytes, self.pass_seconds = free_bytes(can.device) // 2, 0.0
 
@@ -113,7 +113,8 @@ class HeadModel(LanguageModel):
 
     def holds(self, lengths: Sequence[int]) -> bool:
         """Rows of so many tokens can be open together, within ``cache_bytes``."""
-        return bytes_of(lengths, self.capabilities.slot_bytes) <= self.cache_bytes
+        slots = self._runner.slots(max(lengths, default=0))
+        return bytes_of([slots] * len(lengths), self.capabilities.slot_bytes) <= self.cache_bytes
 
     def open(self) -> HeadRow:
         row = HeadRow(

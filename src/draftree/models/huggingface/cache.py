@@ -8,7 +8,7 @@ in order, and its uncommitted nodes the slots behind them. ``Rows`` makes the ma
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -52,10 +52,12 @@ class TreeCache(Cache):
 
     Args:
         former: a cache of the same model, whose layers' kinds are known.
+        most: gives the slots of all rows together beyond which it grows no further than it must; None: there are none.
     """
 
-    def __init__(self, former: TreeCache | None = None) -> None:
+    def __init__(self, former: TreeCache | None = None, most: Callable[[], int] | None = None) -> None:
         super().__init__(layers=[])
+        self._most = most
         self.placement, self.blocks, self.moves = Placement(), list[Tensor](), 0
         self._expected: Mapping[_Kind, int] = {} if former is None else former._seen or former._expected
         self._seen: Counter[_Kind] = Counter()
@@ -107,13 +109,16 @@ class TreeCache(Cache):
     def reserve(self, rows: int, slots: int) -> None:
         """Allot at least ``rows`` x ``slots``: exactly (to the grain) at first, by doubling when it has to grow.
 
-        Where memory ends, nothing has changed.
+        It does not double beyond ``most``. Where memory ends, nothing has changed.
         """
-        at, factor = self.placement, 2 if self.blocks else 0
+        at = self.placement
         if rows <= at.rows and slots <= at.slots:
             return
-        rows = max(rows, factor * at.rows) if rows > at.rows else at.rows
-        slots = -(-max(slots, factor * at.slots) // GRAIN) * GRAIN if slots > at.slots else at.slots
+        needed = max(rows, at.rows), -(-max(slots, at.slots) // GRAIN) * GRAIN
+        rows = max(rows, 2 * at.rows) if rows > at.rows else at.rows
+        slots = max(needed[1], 2 * at.slots) if slots > at.slots else at.slots
+        if not self.blocks or (self._most is not None and rows * slots > self._most()):
+            rows, slots = needed
         grown = [_zeros(block, len(block), rows, slots) for block in self.blocks]
         for new, old in zip(grown, self.blocks, strict=True):
             new[:, : at.rows, :, : at.slots] = old
@@ -185,8 +190,8 @@ R = TypeVar("R", bound=Row)
 class Rows(Generic[R]):
     """Open rows of a model and their keys and values; rows are numbered without a gap, as they lie in the cache."""
 
-    def __init__(self, former: TreeCache | None = None) -> None:
-        self.cache = TreeCache(former)
+    def __init__(self, former: TreeCache | None = None, most: Callable[[], int] | None = None) -> None:
+        self.cache = TreeCache(former, most)
         self._open: list[R] = []
 
     def __len__(self) -> int:

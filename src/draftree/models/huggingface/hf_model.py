@@ -148,7 +148,7 @@ class HFModel(LanguageModel):
         inspection.check_equal(self, [(logits, causal.float().cpu().numpy())], "sequential and causal")
 
     def _start(self, former: TreeCache | None = None) -> None:
-        self._rows: Rows[FeatureRow] = Rows(former)
+        self._rows: Rows[FeatureRow] = Rows(former, self._most_slots)
         self._scores = LastScores()
         self.pass_seconds = 0.0
 
@@ -223,12 +223,17 @@ class HFModel(LanguageModel):
 
     def holds(self, lengths: Sequence[int]) -> bool:
         """Rows of so many tokens can be open together, within ``cache_bytes``."""
-        return bytes_of(lengths, self.capabilities.slot_bytes) <= self.cache_bytes
+        slots = self._runner.slots(max(lengths, default=0))
+        return bytes_of([slots] * len(lengths), self.capabilities.slot_bytes) <= self.cache_bytes
+
+    def _most_slots(self) -> int:
+        """Of all rows together, within ``cache_bytes``."""
+        return self.cache_bytes // self.capabilities.slot_bytes
 
     @exclusive
     def free_cache(self) -> None:
         """Free the keys and values of rows that were closed; none may be open."""
-        self._rows.cache = TreeCache(self.cache)
+        self._rows.cache = TreeCache(self.cache, self._most_slots)
 
     def checked(self, row: Row) -> FeatureRow:
         """``row``, if it is open and this model's; else a ``CacheError``."""

@@ -268,7 +268,7 @@ def cuda_graphs(stream: torch.cuda.Stream) -> Capture:
     PyTorch frees that memory with the last of them, and takes no further graph into it then.
 
     Args:
-        stream: ``cuda_graph``.
+        stream: as in ``cuda_graph``.
     """
     return partial(cuda_graph, torch.cuda.graph_pool_handle(), stream)
 
