@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
@@ -23,6 +23,7 @@ from ..sandbox.workers import JobError, run
 from ..text.encoding import CALL_TAGS, THINK_TAGS, Tokenizer
 from ..text.spelling import InnerSpelling
 from .constraint import ConstraintState, TextEnded, clear
+from .json_keys import JsonKeys, KeyTokens
 from .json_schemas import enforceable, weakened
 from .thoughts import ThoughtTokens
 
@@ -48,93 +49,6 @@ class Function:
 
     name: str
     parameters: Mapping[str, Any]
-
-
-class JsonKeys(NamedTuple):
-    """The keys that the objects have which are open at one place of a text of JSON.
-
-    Attributes:
-        objects: keys of each, decoded; None: it is an array.
-        string: what has come of a string, of a key alone as it is written; None: no string is open.
-        escaped: a backslash is the last of it.
-        is_key: this string, or the next, is a key.
-        free: the end of a text before the first call of a function; None: JSON has begun.
-    """
-
-    objects: tuple[frozenset[str] | None, ...] = ()
-    string: bytes | None = None
-    escaped: bool = False
-    is_key: bool = False
-    free: bytes | None = None
-
-    def after(self, more: bytes) -> JsonKeys | None:
-        """Those after more of the text; None: an object would have a key twice."""
-        if self.free is not None:
-            opens = CALL_TAGS[0].encode()
-            before, tag, more = (self.free + more).partition(opens)
-            if not tag:
-                return JsonKeys(free=before[1 - len(opens) :])
-        objects, string, escaped, is_key = list(self.objects), self.string, self.escaped, self.is_key
-        for byte in (more[i : i + 1] for i in range(len(more))):
-            if string is not None:
-                if byte != b'"' or escaped:
-                    string, escaped = string + byte if is_key else b"", byte == b"\\" and not escaped
-                    continue
-                if is_key:
-                    key, earlier = _text_of(string), objects[-1] or frozenset()
-                    if key in earlier:
-                        return None
-                    objects[-1], is_key = earlier | {key}, False
-                string = None
-            elif byte == b'"':
-                string = b""
-            elif byte in b"{[":
-                is_key = byte == b"{"
-                objects.append(frozenset() if is_key else None)
-            elif byte in b"}]":
-                del objects[-1:]
-                is_key = False
-            elif byte == b",":
-                is_key = bool(objects) and objects[-1] is not None
-        return JsonKeys(tuple(objects), string, escaped, is_key)
-
-
-def _text_of(written: bytes) -> str:
-    """A string of JSON, as it is written, without its escapes."""
-    return str(json.loads(b'"%s"' % written)) if b"\\" in written else written.decode(errors="replace")
-
-
-class _KeyTokens:
-    """Tokens that can end a key."""
-
-    def __init__(self, tokens: LLTokenizer) -> None:
-        self._tokens = tokens
-        self._ending: dict[bytes, list[int]] = {}  # by what they have of the key: those with one quotation mark
-        irregular = []
-        for token in range(tokens.vocab_size):
-            before, mark, behind = self.spelled(token).partition(b'"')
-            if mark and (b'"' in behind or b"\\" in before):
-                irregular.append(token)
-            elif mark:
-                self._ending.setdefault(before, []).append(token)
-        self._irregular = np.array(irregular, dtype=np.int64)
-
-    def spelled(self, token: int) -> bytes:
-        return self._tokens.decode_bytes([token])
-
-    def repeating(self, keys: JsonKeys, mask: NDArray[np.uint32]) -> list[int]:
-        """Tokens that a mask allows and that would end a key for the second time."""
-        ending: list[int] = []
-        if keys.string is not None and keys.is_key:
-            if b"\\" in keys.string:
-                ending += (token for tokens in self._ending.values() for token in tokens)
-            else:
-                written = [key.encode(errors="replace") for key in keys.objects[-1] or ()]
-                rests = [key[len(keys.string) :] for key in written if key.startswith(keys.string)]
-                ending += (token for rest in rests for token in self._ending.get(rest, ()))
-        ids = np.concatenate([self._irregular, np.array(ending, dtype=np.int64)])
-        allowed = ids[(mask[ids >> 5] >> (ids & 31).astype(np.uint32)) & 1 == 1].tolist()
-        return [token for token in allowed if keys.after(self.spelled(token)) is None]
 
 
 class GrammarState(ConstraintState):
@@ -320,8 +234,8 @@ class Grammars:
         return self._compiled("calls", "lark", "\n".join(["%llguidance {}", f"start: {start}", *rules]), keys)
 
     @cached_property
-    def key_tokens(self) -> _KeyTokens:
-        return _KeyTokens(self._tokens)
+    def key_tokens(self) -> KeyTokens:
+        return KeyTokens(self._tokens)
 
     @cached_property
     def thoughts(self) -> ThoughtTokens:
