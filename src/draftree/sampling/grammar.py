@@ -22,6 +22,7 @@ from ..sandbox.jobs import JSON_LAYOUT
 from ..sandbox.workers import JobError, run
 from ..text.encoding import CALL_TAGS, THINK_TAGS, Tokenizer
 from ..text.spelling import InnerSpelling
+from ..text.text_cache import TextCache
 from .constraint import ConstraintState, TextEnded, clear
 from .json_keys import JsonKeys, KeyTokens
 from .json_schemas import enforceable, weakened
@@ -29,6 +30,8 @@ from .thoughts import ThoughtTokens
 
 _LONGEST = 1 << 20
 """Characters of a grammar's text: beyond it compiling takes seconds."""
+_KEPT = 16
+"""Most grammars that are kept, of ``_LONGEST`` characters together."""
 
 
 @runtime_checkable
@@ -52,11 +55,19 @@ class Function:
 
 
 class GrammarState(ConstraintState):
-    """A matcher of llguidance at one place of a text, and the keys of its JSON."""
+    """A matcher of llguidance at one place of a text, and the keys of its JSON.
 
-    def __init__(self, matcher: LLMatcher, grammars: Grammars, keys: JsonKeys | None) -> None:
+    Args:
+        mask: what may come there, if it is known.
+    """
+
+    def __init__(
+        self, matcher: LLMatcher, grammars: Grammars, keys: JsonKeys | None, mask: NDArray[np.uint32] | None = None
+    ) -> None:
         self._matcher, self._grammars, self._keys = matcher, grammars, keys
         self._after: dict[int, ConstraintState | None] = {}
+        if mask is not None:
+            self._found = mask, None
 
     @property
     def mask(self) -> NDArray[np.uint32]:
@@ -118,18 +129,21 @@ class GrammarState(ConstraintState):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Grammar:
-    """A compiled grammar, a ``Constraint`` of texts of one vocabulary."""
+    """A compiled grammar, a ``Constraint`` of texts of one vocabulary; requests at once may begin with it."""
 
     _matcher: LLMatcher
     _grammars: Grammars
     _keys: JsonKeys | None
+    _mask: NDArray[np.uint32]
+    """Of the first tokens."""
 
     def start(self) -> ConstraintState:
-        return GrammarState(self._matcher.deep_copy(), self._grammars, self._keys)
+        """The state of an empty text, which shares nothing: it keeps what follows it for as long as it lives."""
+        return GrammarState(self._matcher.deep_copy(), self._grammars, self._keys, self._mask.copy())
 
 
 class Grammars:
-    """Compiles grammars for the tokens of one model; any thread may ask.
+    """Compiles grammars for the tokens of one model, and keeps the last ones; any thread may ask.
 
     Args:
         tokenizer: of the model.
@@ -154,6 +168,7 @@ class Grammars:
         else:
             self._tokens = _of_transformers(tokenizer, vocab_size, ends)
         self.words = -(-self._tokens.vocab_size // 32)
+        self._kept = TextCache[Grammar](_LONGEST, _LONGEST // _KEPT)
 
     def json_schema(self, schema: Mapping[str, Any]) -> Grammar:
         """JSON on one line that is valid by a schema, without a key twice in an object. ``oneOf`` is read as ``anyOf``.
@@ -267,13 +282,19 @@ class Grammars:
         return f"<[{self._tag_tokens[tag]}]>" if tag in self._tag_tokens else json.dumps(tag)
 
     def _compiled(self, kind: str, form: str, source: str, keys: JsonKeys | None = None) -> Grammar:
-        """Compile a grammar that a worker has read without harm; that takes no lock of the interpreter.
+        """A grammar, compiled once as long as it is kept: agents send the same functions with each turn.
 
         Args:
+            kind: what errors call it.
             form: how the source is written (``sandbox.jobs.read_grammar``).
+            keys: at its start; None: its texts are no JSON.
         """
         if len(source) > _LONGEST:
             raise ConfigError(f"the {kind} has {len(source)} characters: use at most {_LONGEST}")
+        return self._kept.get(source, lambda: self._compile(kind, form, source, keys), kind, form, keys)
+
+    def _compile(self, kind: str, form: str, source: str, keys: JsonKeys | None) -> Grammar:
+        """Compile a grammar that a worker has read without harm; that takes no lock of the interpreter."""
         try:
             grammar = run("read_grammar", form, source)
         except JobError as error:
@@ -281,10 +302,10 @@ class Grammars:
         matcher = LLMatcher(self._tokens, grammar, log_level=0)
         if matcher.is_error():
             raise ConfigError(f"the {kind} cannot be used: {_brief(matcher.get_error())}")
-        compiled = Grammar(matcher, self, keys)
-        if (reason := compiled.start().dead_end) is not None:
+        first = GrammarState(matcher, self, keys)
+        if (reason := first.dead_end) is not None:
             raise ConfigError(reason)
-        return compiled
+        return Grammar(matcher, self, keys, first.mask)
 
 
 def _of_transformers(tokenizer: Tokenizer, vocab_size: int, ends: list[int]) -> LLTokenizer:
