@@ -22,39 +22,69 @@ _ACCEPTANCE = 1
 
 
 class Penalties:
-    """OpenAI's penalties and biases of one request at one step, as changes of logits: of each node by its own path.
+    """OpenAI's penalties and biases along one request, as changes of logits: of each node by its own path.
+
+    A token of the history is read once, so that a step takes no longer behind a longer text.
 
     Args:
-        history: committed token ids, of which the first ``prompt_length`` are the prompt's: frequency and presence
-            count those behind it.
+        prompt_length: tokens of the history that are the prompt's: frequency and presence count those behind it.
     """
 
-    def __init__(self, params: SamplingParams, history: Sequence[int], prompt_length: int) -> None:
-        self._params = params
-        self._counted = params.frequency_penalty != 0 or params.presence_penalty != 0
-        self._generated = Counter(history[prompt_length:]) if self._counted else Counter[int]()
-        seen = set(history) if params.repetition_penalty != 1 else set[int]()
-        self._base = self._changes(seen.union(self._generated, params.logit_bias or ()), seen, self._generated)
+    def __init__(self, params: SamplingParams, prompt_length: int) -> None:
+        self._params, self._prompt_length = params, prompt_length
+        self._repeats = params.repetition_penalty != 1
+        self._counts = params.frequency_penalty != 0 or params.presence_penalty != 0
+        self._generated = dict[int, int]()
+        self._base, self._read = self._changes(params.logit_bias or (), {}, 1.0), 0
+        """After the history, of which so many tokens are read."""
 
-    def _changes(self, tokens: Collection[int], seen: Collection[int], counts: Mapping[int, int]) -> Changes:
-        """Of tokens, by those that the text has, and how often each was generated."""
-        repetition, biases = self._params.repetition_penalty, self._params.logit_bias or {}
+    def _changes(self, tokens: Collection[int], counts: Mapping[int, int], factor: float) -> Changes:
+        """Of tokens, by how often each was generated.
+
+        Args:
+            factor: the repetition penalty, if the text has them.
+        """
+        biases = self._params.logit_bias or {}
         frequency, presence = self._params.frequency_penalty, self._params.presence_penalty
-        factors = np.array([repetition if token in seen else 1.0 for token in tokens], np.float32)
+        factors = np.full(len(tokens), factor, np.float32)
         penalties = [frequency * counts[token] + presence if token in counts else 0.0 for token in tokens]
         addend = [biases.get(token, 0.0) - penalty for token, penalty in zip(tokens, penalties, strict=True)]
         return Changes(np.array([*tokens], np.int32), np.reciprocal(factors), factors, np.array(addend, np.float32))
 
-    def after(self, drawn: Sequence[int]) -> Changes:
-        """The changes after tokens that follow the history."""
-        base = self._base
-        if not drawn or (self._params.repetition_penalty == 1 and not self._counted):
-            return base
-        counts = {token: self._generated[token] + times for token, times in Counter(drawn).items()}
-        later = self._changes(counts, counts, counts)
-        unchanged = np.isin(base.tokens, later.tokens, invert=True)
-        columns = [(getattr(base, f.name)[unchanged], getattr(later, f.name)) for f in fields(Changes)]
-        return Changes(*map(np.concatenate, columns))
+    def after(self, history: Sequence[int], drawn: Sequence[int]) -> Changes:
+        """The changes after tokens that follow the history.
+
+        Args:
+            history: committed token ids: those of the last call, and maybe more.
+        """
+        if not (self._repeats or self._counts):
+            return self._base
+        if len(history) != self._read:
+            self._follow(history)
+        if not drawn:
+            return self._base
+        counts = self._with(drawn)
+        return _replaced(self._base, self._changes(counts, counts, self._params.repetition_penalty))
+
+    def _follow(self, history: Sequence[int]) -> None:
+        """Read what the history has gained."""
+        new, length = history[self._read :], len(history)
+        counts = self._with(new[max(0, self._prompt_length - self._read) :]) if self._counts else {}
+        tokens: Collection[int] = set(new) if self._repeats else counts
+        base = _replaced(self._base, self._changes(tokens, counts, self._params.repetition_penalty))
+        self._generated |= counts
+        self._base, self._read = base, length
+
+    def _with(self, tokens: Sequence[int]) -> dict[int, int]:
+        """How often each of these tokens has been generated, if they are."""
+        return {token: self._generated.get(token, 0) + times for token, times in Counter(tokens).items()}
+
+
+def _replaced(changes: Changes, later: Changes) -> Changes:
+    """Changes with others in place of those of the same tokens."""
+    kept = np.isin(changes.tokens, later.tokens, invert=True)
+    columns = [(getattr(changes, f.name)[kept], getattr(later, f.name)) for f in fields(Changes)]
+    return Changes(*map(np.concatenate, columns))
 
 
 @dataclass(slots=True, eq=False)
@@ -66,7 +96,8 @@ class Draws:
     another one, so nothing that an earlier step gave up can come back.
 
     Attributes:
-        history: committed token ids, which each step adds to; the next draw is at position ``len(history)``.
+        history: committed token ids, which each step adds to and none takes away from; the next draw is at position
+            ``len(history)``.
         prompt_length: of these, the prompt's.
         state: of the request's constraint there, if it has one.
         walks: what is drawn at a node takes what was drawn above it: a constraint's state, or a processor's call.
@@ -81,17 +112,16 @@ class Draws:
     walks: bool = field(init=False)
     edits: bool = field(init=False)
     warping: Warping = field(init=False, repr=False)
-    _penalised: bool = field(init=False, repr=False)
     _penalties: Penalties | None = field(default=None, init=False, repr=False)
-    _root: int = field(default=-1, init=False, repr=False)  # position that they are of
     _accepting: int = field(default=0, init=False, repr=False)
 
     def __post_init__(self) -> None:
         p, constrained = self.params, self.state is not None
         self.warping, self.walks = p.warping, constrained or bool(p.processors)
         penalties = p.repetition_penalty, p.frequency_penalty, p.presence_penalty
-        self._penalised = penalties != (1.0, 0.0, 0.0) or bool(p.logit_bias)
-        self.edits = constrained or self._penalised
+        if penalties != (1.0, 0.0, 0.0) or p.logit_bias:
+            self._penalties = Penalties(p, self.prompt_length)
+        self.edits = constrained or self._penalties is not None
 
     def begin(self) -> None:
         """A step begins: its acceptance draws are counted from 1."""
@@ -105,10 +135,7 @@ class Draws:
         """What penalties, biases and the constraint change after tokens of this step."""
         if not self.edits:
             return NO_EDIT
-        if self._penalised and self._root != len(self.history):
-            self._root = len(self.history)
-            self._penalties = Penalties(self.params, self.history, self.prompt_length)
-        changes = None if self._penalties is None else self._penalties.after(drawn)
+        changes = None if self._penalties is None else self._penalties.after(self.history, drawn)
         return Edit(changes, None if self.state is None else followed(self.state, drawn).mask)
 
     def processed(self, logits: NDArray[np.float32], drawn: Sequence[int]) -> NDArray[np.float32]:

@@ -6,11 +6,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from draftree import draws as draws_module
 from draftree.beams.beam_engine import BeamEngine, grow, load_beam_source
 from draftree.beams.forest import BeamParams
 from draftree.beams.layers import BeamDraws
@@ -19,6 +21,7 @@ from draftree.drafters.base import Scorer, UnscoredNode
 from draftree.drafters.draft_model import EagleSource, ModelSource
 from draftree.drafters.registry import load_source
 from draftree.drafters.spec import DrafterSpec
+from draftree.draws import Penalties
 from draftree.errors import ConfigError, PromptError, RunError
 from draftree.models.base import prefill
 from draftree.models.huggingface.hf_model import HFModel
@@ -30,6 +33,7 @@ from draftree.tree import ROOT
 
 from ..heads import random_head
 from ..pairs import target
+from ..test_token_rules import penalised
 from ..tiny import VOCAB, tiny, tiny_tokenizer
 from ..toy import ToyModel
 from .parts import PROMPTS, source
@@ -347,3 +351,28 @@ def test_a_source_scores_below_beams_as_below_a_request_of_their_tokens() -> Non
             apart = max(apart, node.parent.length - request.tree.base.length)
         engine.step([request])
     assert apart > 2, "some beams were apart for several tokens"
+
+
+@TEMPERATURES
+def test_penalties_of_a_prompt_are_found_once_for_all_beams(
+    temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each beam of each layer went through the whole prompt."""
+    read, with_tokens = list[int](), Penalties._with
+
+    def counted(penalties: Penalties, tokens: Sequence[int]) -> dict[int, int]:
+        read.append(len(tokens))
+        return with_tokens(penalties, tokens)
+
+    made = Mock(side_effect=Penalties)
+    monkeypatch.setattr(draws_module, "Penalties", made)
+    monkeypatch.setattr(Penalties, "_with", counted)
+    params = SamplingParams(max_tokens=6, temperature=temperature, seed=1, repetition_penalty=1.5, presence_penalty=0.5)
+    by_definition = penalised(len(PROMPTS[2]), params.repetition_penalty, 0.0, params.presence_penalty)
+    plain = SamplingParams(max_tokens=6, temperature=temperature, seed=1, processors=(by_definition,))
+    engine, beams = BeamEngine(target()), BeamParams(width=3, returned=3)
+    every = [engine.generate([PROMPTS[2]], each, beams)[0].hypotheses for each in (params, plain)]
+    found, wanted = ([h.token_ids for h in hypotheses] for hypotheses in every)
+    assert found == wanted
+    assert made.call_count == 1 and len(read) > 6
+    assert max(read) < 6, "the tokens of a beam, not those of the prompt"

@@ -14,9 +14,10 @@ import pytest
 from numpy.typing import NDArray
 
 from draftree.config import Budget, SamplingParams
-from draftree.drafters.base import DraftSource, Grown, Scorer, UnscoredNode
+from draftree.drafters.base import DraftSource, Grown, NodeStates, Scorer, UnscoredNode
 from draftree.drafters.ensemble import EnsembleSource
 from draftree.drafters.grow import TreeDrafter, grows_by_rule
+from draftree.drafters.native_growth import NativeGrowth
 from draftree.drafters.ngram import NgramSource
 from draftree.errors import ConfigError
 from draftree.models.cost_profile import Point, Profile
@@ -380,3 +381,21 @@ def test_bounds_that_are_larger_than_numbers_of_c_bound_nothing(policy: GrowthPo
     drafter.open(request)
     assert len(drafter.propose([request], [Budget(4)])[0])
     assert drafter._grown_natively
+
+
+def test_what_a_state_forces_is_asked_once() -> None:
+    """A grammar looks for it in its parser."""
+    asked = list[str]()
+
+    class Asked(Rules):
+        @property
+        def forced(self) -> int | None:
+            asked.append("forced")
+            return 7
+
+    request = Request([1, 2, 3], SamplingParams(), 10**6, frozenset(), NoText())
+    request.draws.state = Asked(1)
+    growth = NativeGrowth(NgramSource(2), "lookup")
+    growth._states = NodeStates([request])
+    _, forced = growth._states_of([(0, ROOT, ROOT, 3)])
+    assert forced == [7] and asked == ["forced"]

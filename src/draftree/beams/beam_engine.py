@@ -205,8 +205,7 @@ class BeamEngine:
         stats.drafted_layers += sum(bool(layer.drafts) for layer in forest.layers)
         while True:
             logits = np.stack([tree.logits[node] for node in request.ends])
-            draws_of = [request.draws(node) for node in request.ends]
-            logprobs = target_distributions(logits, params, draws_of)
+            logprobs = target_distributions(logits, params, request.draws, [node.tokens for node in request.ends])
             if params.temperature:
                 sample(request, logprobs, forest, depth, draws)
             else:

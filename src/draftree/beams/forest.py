@@ -228,6 +228,7 @@ class BeamRequest:
 
     Attributes:
         ids: the prompt's tokens.
+        draws: what acts on the logits after the prompt and a beam's tokens behind it.
         trunk: what a draft source sees of it: the prompt, and the tokens that the target has committed since; its
             distributions are not warped where beams are sampled.
         limit: most tokens of a beam.
@@ -253,6 +254,7 @@ class BeamRequest:
         self.beams = beams
         self.seed = secrets.randbits(63) if params.seed is None else params.seed
         self.limit = limit
+        self.draws = Draws(params, self.seed, self.ids, len(self.ids))
         self.eos_ids = frozenset() if params.ignore_eos else eos_ids
         trunk_params = SamplingParams(temperature=float(params.temperature > 0), max_tokens=params.max_tokens)
         self.trunk = Request(self.ids, trunk_params, limit, eos_ids, NoText())
@@ -276,10 +278,6 @@ class BeamRequest:
     @property
     def unfinished(self) -> int:
         return self.beams.width - len(self.finished)
-
-    def draws(self, node: BeamNode) -> Draws:
-        """What acts on the logits after a node."""
-        return Draws(self.params, self.seed, [*self.ids, *node.tokens], len(self.ids))
 
     def ended(self, node: BeamNode) -> str | None:
         """Why a beam ends with this node, if it does."""

@@ -27,19 +27,23 @@ from .forest import BeamNode, BeamRequest
 
 
 def target_distributions(
-    rows: NDArray[np.float32], params: SamplingParams, draws: Sequence[Draws] = ()
+    rows: NDArray[np.float32],
+    params: SamplingParams,
+    draws: Draws | None = None,
+    paths: Sequence[Sequence[int]] = (),
 ) -> NDArray[np.floating]:
     """[R, V] log-probabilities (nats) of the next token, whose sums score beams: float64 sampled, float32 searched.
 
     Args:
         rows: [R, V] logits.
         params: how the request is decoded.
-        draws: [R] of the beams, whose penalties, biases and processors act on the rows; none: nothing acts on them.
+        draws: of the request, whose penalties, biases and processors act on the rows; None: nothing acts on them.
+        paths: [R] the tokens of the beams behind the prompt.
     """
     rows = rows if params.temperature else np.stack([_log_softmax(row) for row in rows])
-    if draws:
-        pairs = zip(rows, draws, strict=True)
-        rows = np.stack([beam_draws.processed(edited(row, beam_draws.edit(())), ()) for row, beam_draws in pairs])
+    if draws is not None:
+        pairs = zip(rows, paths, strict=True)
+        rows = np.stack([draws.processed(edited(row, draws.edit(path)), path) for row, path in pairs])
     return np.stack([_log_softmax(row.astype(np.float64)) for row in rows]) if params.temperature else rows
 
 

@@ -324,5 +324,6 @@ class NativeGrowth:
 
     def _states_of(self, nodes: list[Node]) -> tuple[Sequence[NDArray[np.uint32] | None], Sequence[int]]:
         states = self._states.of([UnscoredNode(*node) for node in nodes])
-        forced = [-1 if state is None or state.forced is None else state.forced for state in states]
-        return [None if state is None else state.mask for state in states], forced
+        forced = [None if state is None else state.forced for state in states]
+        masks = [None if state is None else state.mask for state in states]
+        return masks, [-1 if token is None else token for token in forced]

@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
@@ -22,12 +22,16 @@ from ..sandbox.jobs import JSON_LAYOUT
 from ..sandbox.workers import JobError, run
 from ..text.encoding import CALL_TAGS, THINK_TAGS, Tokenizer
 from ..text.spelling import InnerSpelling
+from ..text.text_cache import TextCache
 from .constraint import ConstraintState, TextEnded, clear
+from .json_keys import JsonKeys, KeyTokens
 from .json_schemas import enforceable, weakened
 from .thoughts import ThoughtTokens
 
 _LONGEST = 1 << 20
 """Characters of a grammar's text: beyond it compiling takes seconds."""
+_KEPT = 16
+"""Most grammars that are kept, of ``_LONGEST`` characters together."""
 
 
 @runtime_checkable
@@ -50,99 +54,20 @@ class Function:
     parameters: Mapping[str, Any]
 
 
-class JsonKeys(NamedTuple):
-    """The keys that the objects have which are open at one place of a text of JSON.
+class GrammarState(ConstraintState):
+    """A matcher of llguidance at one place of a text, and the keys of its JSON.
 
-    Attributes:
-        objects: keys of each, decoded; None: it is an array.
-        string: what has come of a string, of a key alone as it is written; None: no string is open.
-        escaped: a backslash is the last of it.
-        is_key: this string, or the next, is a key.
-        free: the end of a text before the first call of a function; None: JSON has begun.
+    Args:
+        mask: what may come there, if it is known.
     """
 
-    objects: tuple[frozenset[str] | None, ...] = ()
-    string: bytes | None = None
-    escaped: bool = False
-    is_key: bool = False
-    free: bytes | None = None
-
-    def after(self, more: bytes) -> JsonKeys | None:
-        """Those after more of the text; None: an object would have a key twice."""
-        if self.free is not None:
-            opens = CALL_TAGS[0].encode()
-            before, tag, more = (self.free + more).partition(opens)
-            if not tag:
-                return JsonKeys(free=before[1 - len(opens) :])
-        objects, string, escaped, is_key = list(self.objects), self.string, self.escaped, self.is_key
-        for byte in (more[i : i + 1] for i in range(len(more))):
-            if string is not None:
-                if byte != b'"' or escaped:
-                    string, escaped = string + byte if is_key else b"", byte == b"\\" and not escaped
-                    continue
-                if is_key:
-                    key, earlier = _text_of(string), objects[-1] or frozenset()
-                    if key in earlier:
-                        return None
-                    objects[-1], is_key = earlier | {key}, False
-                string = None
-            elif byte == b'"':
-                string = b""
-            elif byte in b"{[":
-                is_key = byte == b"{"
-                objects.append(frozenset() if is_key else None)
-            elif byte in b"}]":
-                del objects[-1:]
-                is_key = False
-            elif byte == b",":
-                is_key = bool(objects) and objects[-1] is not None
-        return JsonKeys(tuple(objects), string, escaped, is_key)
-
-
-def _text_of(written: bytes) -> str:
-    """A string of JSON, as it is written, without its escapes."""
-    return str(json.loads(b'"%s"' % written)) if b"\\" in written else written.decode(errors="replace")
-
-
-class _KeyTokens:
-    """Tokens that can end a key."""
-
-    def __init__(self, tokens: LLTokenizer) -> None:
-        self._tokens = tokens
-        self._ending: dict[bytes, list[int]] = {}  # by what they have of the key: those with one quotation mark
-        irregular = []
-        for token in range(tokens.vocab_size):
-            before, mark, behind = self.spelled(token).partition(b'"')
-            if mark and (b'"' in behind or b"\\" in before):
-                irregular.append(token)
-            elif mark:
-                self._ending.setdefault(before, []).append(token)
-        self._irregular = np.array(irregular, dtype=np.int64)
-
-    def spelled(self, token: int) -> bytes:
-        return self._tokens.decode_bytes([token])
-
-    def repeating(self, keys: JsonKeys, mask: NDArray[np.uint32]) -> list[int]:
-        """Tokens that a mask allows and that would end a key for the second time."""
-        ending: list[int] = []
-        if keys.string is not None and keys.is_key:
-            if b"\\" in keys.string:
-                ending += (token for tokens in self._ending.values() for token in tokens)
-            else:
-                written = [key.encode(errors="replace") for key in keys.objects[-1] or ()]
-                rests = [key[len(keys.string) :] for key in written if key.startswith(keys.string)]
-                ending += (token for rest in rests for token in self._ending.get(rest, ()))
-        ids = np.concatenate([self._irregular, np.array(ending, dtype=np.int64)])
-        allowed = ids[(mask[ids >> 5] >> (ids & 31).astype(np.uint32)) & 1 == 1].tolist()
-        return [token for token in allowed if keys.after(self.spelled(token)) is None]
-
-
-class GrammarState(ConstraintState):
-    """A matcher of llguidance at one place of a text, and the keys of its JSON."""
-
-    def __init__(self, matcher: LLMatcher, grammars: Grammars, keys: JsonKeys | None) -> None:
+    def __init__(
+        self, matcher: LLMatcher, grammars: Grammars, keys: JsonKeys | None, mask: NDArray[np.uint32] | None = None
+    ) -> None:
         self._matcher, self._grammars, self._keys = matcher, grammars, keys
         self._after: dict[int, ConstraintState | None] = {}
+        if mask is not None:
+            self._found = mask, None
 
     @property
     def mask(self) -> NDArray[np.uint32]:
@@ -204,18 +129,21 @@ class GrammarState(ConstraintState):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Grammar:
-    """A compiled grammar, a ``Constraint`` of texts of one vocabulary."""
+    """A compiled grammar, a ``Constraint`` of texts of one vocabulary; requests at once may begin with it."""
 
     _matcher: LLMatcher
     _grammars: Grammars
     _keys: JsonKeys | None
+    _mask: NDArray[np.uint32]
+    """Of the first tokens."""
 
     def start(self) -> ConstraintState:
-        return GrammarState(self._matcher.deep_copy(), self._grammars, self._keys)
+        """The state of an empty text, which shares nothing: it keeps what follows it for as long as it lives."""
+        return GrammarState(self._matcher.deep_copy(), self._grammars, self._keys, self._mask.copy())
 
 
 class Grammars:
-    """Compiles grammars for the tokens of one model; any thread may ask.
+    """Compiles grammars for the tokens of one model, and keeps the last ones; any thread may ask.
 
     Args:
         tokenizer: of the model.
@@ -240,6 +168,7 @@ class Grammars:
         else:
             self._tokens = _of_transformers(tokenizer, vocab_size, ends)
         self.words = -(-self._tokens.vocab_size // 32)
+        self._kept = TextCache[Grammar](_LONGEST, _LONGEST // _KEPT)
 
     def json_schema(self, schema: Mapping[str, Any]) -> Grammar:
         """JSON on one line that is valid by a schema, without a key twice in an object. ``oneOf`` is read as ``anyOf``.
@@ -320,8 +249,8 @@ class Grammars:
         return self._compiled("calls", "lark", "\n".join(["%llguidance {}", f"start: {start}", *rules]), keys)
 
     @cached_property
-    def key_tokens(self) -> _KeyTokens:
-        return _KeyTokens(self._tokens)
+    def key_tokens(self) -> KeyTokens:
+        return KeyTokens(self._tokens)
 
     @cached_property
     def thoughts(self) -> ThoughtTokens:
@@ -353,13 +282,19 @@ class Grammars:
         return f"<[{self._tag_tokens[tag]}]>" if tag in self._tag_tokens else json.dumps(tag)
 
     def _compiled(self, kind: str, form: str, source: str, keys: JsonKeys | None = None) -> Grammar:
-        """Compile a grammar that a worker has read without harm; that takes no lock of the interpreter.
+        """A grammar, compiled once as long as it is kept: agents send the same functions with each turn.
 
         Args:
+            kind: what errors call it.
             form: how the source is written (``sandbox.jobs.read_grammar``).
+            keys: at its start; None: its texts are no JSON.
         """
         if len(source) > _LONGEST:
             raise ConfigError(f"the {kind} has {len(source)} characters: use at most {_LONGEST}")
+        return self._kept.get(source, lambda: self._compile(kind, form, source, keys), kind, form, keys)
+
+    def _compile(self, kind: str, form: str, source: str, keys: JsonKeys | None) -> Grammar:
+        """Compile a grammar that a worker has read without harm; that takes no lock of the interpreter."""
         try:
             grammar = run("read_grammar", form, source)
         except JobError as error:
@@ -367,10 +302,10 @@ class Grammars:
         matcher = LLMatcher(self._tokens, grammar, log_level=0)
         if matcher.is_error():
             raise ConfigError(f"the {kind} cannot be used: {_brief(matcher.get_error())}")
-        compiled = Grammar(matcher, self, keys)
-        if (reason := compiled.start().dead_end) is not None:
+        first = GrammarState(matcher, self, keys)
+        if (reason := first.dead_end) is not None:
             raise ConfigError(reason)
-        return compiled
+        return Grammar(matcher, self, keys, first.mask)
 
 
 def _of_transformers(tokenizer: Tokenizer, vocab_size: int, ends: list[int]) -> LLTokenizer:

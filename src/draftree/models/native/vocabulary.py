@@ -17,6 +17,7 @@ from gguf.constants import Keys, TokenType
 
 from ...errors import PromptError
 from ...text.detokenizer import BYTE_LETTERS, Piece, PieceDecoder, byte_level, fallback
+from ...text.text_cache import TextCache
 from ..gguf.gguf_file import GGUFHeader
 from ..gguf.metadata import damaged
 from .header_reader import unsupported
@@ -81,6 +82,8 @@ _WHITE = frozenset(" \t\n\v\f\r")
 
 _WORD, _KEPT = 64, 1 << 14
 """A word of at most so many letters is kept with its tokens; most words that are kept."""
+_SEGMENTS, _SEGMENT = 1 << 21, 1 << 6
+"""Most characters between added tokens whose ids are kept, of all texts together, and what the shortest counts as."""
 
 
 class BytePairs:
@@ -182,6 +185,7 @@ class GGUFTokenizer(PieceDecoder):
         strips = any(part in name for part in _RIGHT_STRIPPED)
         self._strips = self._added.keys() - set(_UNSTRIPPED) if strips else frozenset()
         begins = pre.of_gemma4 or metadata.flag(Keys.Tokenizer.ADD_BOS, pre.adds_bos)
+        self._segments = TextCache[Sequence[int]](_SEGMENTS, _SEGMENT)
         self._begin = self._edge("bos", begins)
         self._end = self._edge("eos", metadata.flag(Keys.Tokenizer.ADD_EOS, False))
 
@@ -230,7 +234,8 @@ class GGUFTokenizer(PieceDecoder):
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The ids of a text, with the special tokens that begin one; special tokens that it contains are found.
 
-        They are found before anything else: the first, and of those the longest.
+        They are found before anything else: the first, and of those the longest. What stands between them has the same
+        ids wherever it stands, so that a conversation is not encoded again at each of its turns.
 
         Raises:
             PromptError: more than ``_LONGEST`` characters without white space, or of it alone.
@@ -246,17 +251,19 @@ class GGUFTokenizer(PieceDecoder):
                 continue
             token = next((t for n in self._lengths if (t := text[start : start + n]) in self._added), None)
             if token is not None:
-                ids += [*self._encode(text[at:start]), self._added[token]]
+                ids += [*self._encoded(text[at:start]), self._added[token]]
                 at = start + len(token)
                 while token in self._strips and text[at : at + 1] in _WHITE:
                     at += 1
-        ids += self._encode(text[at:])
+        ids += self._encoded(text[at:])
         return [*self._begin, *ids, *self._end] if add_special_tokens else ids
 
+    def _encoded(self, text: str) -> Sequence[int]:
+        """The ids of a text without added tokens, which depend on nothing but the text."""
+        return self._segments.get(text, lambda: tuple(self._encode(text))) if text else ()
+
     def _encode(self, text: str) -> Iterator[int]:
-        """The ids of a text without added tokens; of BPE a byte without a token is left out."""
-        if not text:
-            return
+        """The ids of a text without added tokens, one by one; of BPE a byte without a token is left out."""
         words = [text if self._is_byte_level else _SPACE * self._prefixed + text.replace(" ", _SPACE)]
         for pattern in self._patterns:  # what it does not match is a word too
             order = -1 if pattern.flags & regex.REVERSE else 1
