@@ -112,12 +112,18 @@ class RowSource(DraftSource):
         return self.model.extend(rows, nodes)
 
     def opened(self, request: Request) -> State:
-        """The state of a request that may be new."""
+        """The state of a request that may be new; what is kept of others makes room for its text."""
         if request not in self._states:
-            tokens = request.prompt_length + (request.params.max_tokens or 0)
-            self.model.reserve(1, min(tokens, self.model.capabilities.max_length))
+            lengths = [*map(self._planned, (*self._states, request))]
+            self._prefixes.make_room(lengths, [request.ids])
+            self.model.reserve(1, lengths[-1])
             self._states[request] = State(self._prefixes.find(request.ids))
         return self._states[request]
+
+    def _planned(self, request: Request) -> int:
+        """Tokens that a row gets memory for when it is opened."""
+        tokens = max(len(request.ids), request.prompt_length + (request.params.max_tokens or 0))
+        return min(tokens, self.model.capabilities.max_length)
 
     def unread(self, request: Request) -> list[tuple[LanguageModel, int]]:
         """All but what it has committed, and one: the last token is fed as the root, or a head reads no first one."""

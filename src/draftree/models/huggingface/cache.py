@@ -7,6 +7,7 @@ in order, and its uncommitted nodes the slots behind them. ``Rows`` makes the ma
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -104,20 +105,24 @@ class TreeCache(Cache):
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self.placement.start
 
-    def reserve(self, rows: int, slots: int) -> None:
+    def reserve(self, rows: int, slots: int, most: int = sys.maxsize) -> None:
         """Allot at least ``rows`` x ``slots``: exactly (to the grain) at first, by doubling when it has to grow.
 
-        Where memory ends, nothing has changed.
+        Where that takes more than ``most`` rows of so many slots it grows by what is wanted alone; where that does so
+        too, all but what is wanted is given up. Where memory ends, nothing has changed.
         """
         at, factor = self.placement, 2 if self.blocks else 0
         if rows <= at.rows and slots <= at.slots:
             return
-        rows = max(rows, factor * at.rows) if rows > at.rows else at.rows
-        slots = -(-max(slots, factor * at.slots) // GRAIN) * GRAIN if slots > at.slots else at.slots
-        grown = [_zeros(block, len(block), rows, slots) for block in self.blocks]
-        for new, old in zip(grown, self.blocks, strict=True):
-            new[:, : at.rows, :, : at.slots] = old
-        self.blocks, self.moves, at.rows, at.slots = grown, self.moves + 1, rows, slots
+        slots = -(-slots // GRAIN) * GRAIN
+        grown = max(rows, at.rows), max(slots, at.slots)
+        doubled = _doubled(rows, at.rows, factor), _doubled(slots, at.slots, factor)
+        rows, slots = next((size for size in (doubled, grown) if size[0] * size[1] <= most * slots), (rows, slots))
+        same_rows, same_slots = min(rows, at.rows), min(slots, at.slots)
+        blocks = [_zeros(block, len(block), rows, slots) for block in self.blocks]
+        for new, old in zip(blocks, self.blocks, strict=True):
+            new[:, :same_rows, :, :same_slots] = old[:, :same_rows, :, :same_slots]
+        self.blocks, self.moves, at.rows, at.slots = blocks, self.moves + 1, rows, slots
 
     def place(self, first: int, starts: Sequence[int], counts: Sequence[int], order: Sequence[int]) -> Longs:
         """Set where the next pass writes.
@@ -160,6 +165,11 @@ class TreeCache(Cache):
             block[:, target, :, :length] = block[:, source, :, :length]
 
 
+def _doubled(wanted: int, had: int, factor: int) -> int:
+    """As many as there were, where these are enough; else at least ``factor`` times as many."""
+    return max(wanted, factor * had) if wanted > had else had
+
+
 def _zeros(like: Tensor, count: int, rows: int, slots: int) -> Tensor:
     """Zeroed: masked slots take part in 0 x value, so they must never hold a NaN."""
     return like.new_zeros(count, rows, like.shape[-3], slots, like.shape[-1])
@@ -191,6 +201,11 @@ class Rows(Generic[R]):
 
     def __len__(self) -> int:
         return len(self._open)
+
+    @property
+    def longest(self) -> int:
+        """Slots that the longest open row fills."""
+        return max([row.length + len(row.parents) for row in self._open], default=0)
 
     def add(self, row: R) -> None:
         """Give a row the number behind the others."""
