@@ -18,8 +18,9 @@ from draftree.drafters.ensemble import EnsembleSource
 from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.ngram import NgramSource
 from draftree.engine.replay import Replay
-from draftree.models.cost_profile import Grid, measure, profile_of
+from draftree.models.cost_profile import profile_of
 from draftree.models.heads.head_folder import load_head
+from draftree.models.measuring import Grid, measure
 from draftree.models.native.native_head import NativeHead
 from draftree.models.native.native_model import NativeModel
 from draftree.papers.opt_tree import OptTree
