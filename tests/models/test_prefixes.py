@@ -129,6 +129,18 @@ def test_the_row_that_is_touched_is_the_one_that_is_found() -> None:
     assert [held for _, held in cache._rows] == [rows[0], rows[2], rows[3], rows[1]]
 
 
+def test_rows_may_lack_the_first_tokens_of_their_texts() -> None:
+    """As those of draft heads do, whose states depend on them all the same."""
+    model = ToyModel()
+    cache = PrefixCache(model, 4, before=1)
+    cache.keep(text(0), prefill(model, text(0)[1:]))
+    assert not cache.has([1, *text(0)[1:], 3, 3]) and cache.has([*text(0), 3])
+    assert cache.find(text(0)).length == 18, "the last token is read for what follows it"
+    assert cache.lengths == [19]
+    assert cache.find([*text(0), 3]).length == 19
+    assert cache.lengths == []
+
+
 def test_rows_that_have_read_next_to_nothing_are_not_kept() -> None:
     """One that was cancelled while it waited pushed out a row that texts go on from."""
     model = ToyModel()

@@ -21,16 +21,21 @@ class PrefixCache:
 
     Args:
         model: whose rows they are.
+        before: tokens that a text has before those of its row: 1 where it is a draft head's.
     """
 
-    def __init__(self, model: LanguageModel, most: int) -> None:
-        self._model, self.most = model, most
+    def __init__(self, model: LanguageModel, most: int, before: int = 0) -> None:
+        self._model, self.most, self._before = model, most, before
         self._rows: list[tuple[Sequence[int], Row]] = []  # rows, and the texts that they begin with
 
     @property
     def lengths(self) -> list[int]:
         """Tokens of each row."""
         return [row.length for _, row in self._rows]
+
+    def has(self, ids: Sequence[int]) -> bool:
+        """``find`` goes on from one of these."""
+        return any(self._shared(ids, *text_row) >= WORTHWHILE for text_row in self._rows)
 
     def find(self, ids: Sequence[int], live: Sequence[tuple[Sequence[int], Row]] = ()) -> Row:
         """A row with as much of a text as there is of it, but for its last token; an empty one where there is nothing.
@@ -54,7 +59,7 @@ class PrefixCache:
             return row
         forked = self._model.fork(row, length)
         del self._rows[at]
-        if length == len(text):
+        if length + self._before == len(text):
             self._model.close(row)
         else:
             self._rows.append((text, row))
@@ -101,7 +106,7 @@ class PrefixCache:
         """
         if not row.has_features(self._model.tracked):
             return 0
-        shared = min(common_prefix(text, ids), row.length, len(ids) - 1)
+        shared = min(common_prefix(text, ids) - self._before, row.length, len(ids) - 1 - self._before)
         return 0 if self._model.capabilities.no_trees and shared < row.length else shared
 
     def keep(self, ids: Sequence[int], row: Row) -> None:
@@ -114,7 +119,7 @@ class PrefixCache:
         if row.length < WORTHWHILE or not self._model.holds([row.length]):
             self._model.close(row)
             return
-        self._rows.append((ids[: row.length], row))
+        self._rows.append((ids[: row.length + self._before], row))
         while len(self._rows) > self.most or not self._model.holds(self.lengths):
             self.evict()
 
@@ -140,9 +145,9 @@ _SHARED: WeakValueDictionary[tuple[int, int], PrefixCache] = WeakValueDictionary
 """By the id of their model, which they keep alive, and the rows that they keep at most."""
 
 
-def shared_prefixes(model: LanguageModel, most: int) -> PrefixCache:
+def shared_prefixes(model: LanguageModel, most: int, before: int = 0) -> PrefixCache:
     """The rows of a model that all its users keep together."""
-    return _SHARED.setdefault((id(model), most), PrefixCache(model, most))
+    return _SHARED.setdefault((id(model), most), PrefixCache(model, most, before))
 
 
 def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
