@@ -18,9 +18,10 @@ from typing import NamedTuple
 import numpy as np
 
 from draftree.models.base import Capabilities, LanguageModel
-from draftree.models.cost_profile import Grid, measure, processor
+from draftree.models.cost_profile import processor
 from draftree.models.cost_table import FOLDER, TABLES, CostTable
 from draftree.models.loading import load
+from draftree.models.measuring import Grid, measure
 from draftree.models.model_files import DEFAULT_MODEL, gguf_path
 from draftree.models.native.binding import tiers
 from draftree.models.native.native_model import NativeModel

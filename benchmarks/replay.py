@@ -36,7 +36,8 @@ from draftree.engine.engine import Engine
 from draftree.engine.scheduler import SchedulerParams
 from draftree.engine.speculation import Observer, Speculation
 from draftree.errors import ConfigError
-from draftree.models.cost_profile import PROFILES, SHORT, Identity, Profile, load_profile, measure_and_keep, processor
+from draftree.models.cost_profile import PROFILES, Identity, Profile, load_profile, processor
+from draftree.models.measuring import SHORT, measure_and_keep
 from draftree.models.model_files import DEFAULT_MODEL, gguf_path
 from draftree.models.native.native_model import NativeModel
 from draftree.request import Outcome, StepCost

@@ -20,7 +20,7 @@ from hypothesis import settings
 os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers loads: no test needs a download, and a refusal takes no time
 os.environ.setdefault("GOMP_SPINCOUNT", "3000")  # before torch: threads that spin for long hold up a busy machine
 
-from draftree.models import cost_profile as profile
+from draftree.models import cost_profile, measuring
 from draftree.models.base import LanguageModel, Nodes, Row
 from draftree.models.heads import own_heads
 from draftree.models.llama import llama_model
@@ -44,12 +44,12 @@ def profiles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         time_pass(model, rows, fan)
         return 1e-3 * (1 + 0.1 * len(rows) * len(fan.tokens))
 
-    folder, data, time_pass = tmp_path_factory.mktemp("profiles"), tmp_path_factory.mktemp("heads"), profile._timed
+    folder, data, time_pass = tmp_path_factory.mktemp("profiles"), tmp_path_factory.mktemp("heads"), measuring._timed
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(profile, "profile_folder", lambda: folder)
+        patch.setattr(cost_profile, "profile_folder", lambda: folder)
         patch.setattr(own_heads, "heads_folder", lambda: data)
-        patch.setattr(profile, "SHORT", profile.Grid((1, 2, 4, 16), (64,), (1,), 1))
-        patch.setattr(profile, "_timed", timed)
+        patch.setattr(measuring, "SHORT", measuring.Grid((1, 2, 4, 16), (64,), (1,), 1))
+        patch.setattr(measuring, "_timed", timed)
         yield
 
 

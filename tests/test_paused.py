@@ -124,6 +124,20 @@ def test_where_there_is_no_room_for_drafts_a_step_makes_none() -> None:
     assert any(answer.stats.drafted for answer in found)
 
 
+def test_kept_rows_yield_before_drafts_do() -> None:
+    """Where a tree had no room beside them, the step was made without drafts."""
+    drafted = list[list[int]]()
+    for prefixes in (0, 4):
+        model = Cached(7, max_length=600)
+        drafter = TreeDrafter(StaticTree(7, 3), ModelSource(ToyModel(7, 1, max_length=600), 7))
+        engine = Engine(model, Speculation(drafter, 600), scheduling=SchedulerParams(prefixes=prefixes))
+        engine.generate([[i % 6 for i in range(400)]], SamplingParams(max_tokens=1))
+        model.most_tokens = 700
+        (answer,) = engine.generate([(1, 2)], SamplingParams(max_tokens=30, ignore_eos=True))
+        drafted.append(answer.stats.drafted)
+    assert drafted[0] == drafted[1] and sum(drafted[0]) > 300
+
+
 @pytest.mark.parametrize("length", [50, 200])
 def test_without_max_tokens_an_answer_is_as_long_as_context_and_cache_allow(length: int) -> None:
     """The whole context was reserved: where the cache had less, each request without max_tokens was refused."""

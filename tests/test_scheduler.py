@@ -10,42 +10,16 @@ from draftree.config import SamplingParams
 from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.grow import TreeDrafter
 from draftree.engine.engine import Engine
-from draftree.engine.scheduler import Job, Scheduler, SchedulerParams
-from draftree.engine.speculation import EngineRequest, Speculation
+from draftree.engine.scheduler import Job, SchedulerParams
+from draftree.engine.speculation import Speculation
 from draftree.errors import ConfigError, FieldError, QueueFullError
 from draftree.models.base import Nodes, Row
 from draftree.papers.opt_tree import OptTree
 from draftree.request import Outcome
 from draftree.scores import Scores
-from draftree.text.detokenizer import NoText
 
+from .jobs import job, scheduler
 from .toy import ToyModel
-
-
-def job(slots: int = 10, *, priority: int = 0, arrival: float = 0.0, timeout: float | None = None) -> Job:
-    """A request whose row may come to hold so many slots: of 3 tokens, one more and a drafted one."""
-    speculation = Speculation(nodes=1)
-    request = EngineRequest([1, 2, 3], SamplingParams(), slots - 5, frozenset(), NoText(), speculation=speculation)
-    return Job(request, priority, timeout, arrival)
-
-
-class Kept:
-    """Rows of ended requests that can be freed."""
-
-    def __init__(self, *lengths: int, taken: bool = False) -> None:
-        self.lengths, self.taken = list(lengths), taken
-
-    def touch(self, ids: Sequence[int]) -> bool:
-        return self.taken
-
-    def evict(self) -> None:
-        self.lengths.pop(0)
-
-
-def scheduler(room: int = 1000, kept: Kept | None = None, *, by_row: bool = True, **params: int) -> Scheduler:
-    target = ToyModel()
-    target.most_tokens, target.grows_by_row = room, by_row
-    return Scheduler(SchedulerParams(**params), target, kept or Kept())  # type: ignore[arg-type]
 
 
 def test_whoever_came_first_runs_first_and_no_more_than_there_are_rows() -> None:
@@ -102,48 +76,21 @@ def test_one_that_does_not_fit_any_more_ends_with_an_error_when_nothing_runs() -
     assert made.ended() == [large] and made.admit() == [small]
 
 
-def test_kept_rows_make_room_before_anybody_waits() -> None:
-    kept = Kept(30, 30, 30)
-    made = scheduler(room=100, kept=kept)
-    made.add(one := job(35))
-    assert made.admit() == [one]
-    assert kept.lengths == [30, 30]
-
-
-def test_kept_rows_stay_where_a_request_waits_all_the_same() -> None:
-    """While one waited for cache each ended conversation lost its row: its next turn was read anew."""
-    kept = Kept(20)
-    made = scheduler(room=100, kept=kept)
-    made.add(first := job(60), job(60))
-    assert made.admit() == [first]
-    assert made.admit() == [] and kept.lengths == [20]
-
-
-def test_the_row_that_a_request_takes_over_is_counted_once() -> None:
-    for taken, left in (True, [45]), (False, []):
-        kept = Kept(45, 45, taken=taken)
-        made = scheduler(room=100, kept=kept)
-        made.add(one := job(60))
-        assert made.admit() == [one]
-        assert kept.lengths == left
-
-
 def grown(one: Job, tokens: int) -> None:
     one.request.append([7] * tokens, 0)
 
 
 def test_texts_that_have_become_too_long_for_the_cache_wait_again() -> None:
     """Rows were reserved for the longest answer: with long contexts one request ran at a time, or none at all."""
-    kept = Kept(500)
-    made, jobs = scheduler(room=3000, kept=kept), [job(2900, arrival=i) for i in range(3)]
+    made, jobs = scheduler(3000, (500,)), [job(2900, arrival=i) for i in range(3)]
     for one in jobs:
         made.add(one)
     assert made.admit() == jobs[:2], "1,029 tokens each"
-    assert kept.lengths == [500] and made.make_room() == []
+    assert made._kept.lengths == [500] and made.make_room() == []
     grown(jobs[0], 1500)
     assert made.admit() == [] and made.make_room() == []
     grown(jobs[1], 1000)
-    assert made.make_room() == [] and kept.lengths == [], "kept rows go first"
+    assert made.make_room() == [] and made._kept.lengths == [], "kept rows go first"
     grown(jobs[0], 500)
     assert made.make_room() == [jobs[1]] and made.waiting == jobs[1:]
     assert made.admit() == [], "it waits until there is room for more of both"

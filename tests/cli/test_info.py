@@ -11,19 +11,19 @@ import transformers
 
 from draftree.cli.main import run
 from draftree.errors import RunError
-from draftree.models import cost_profile as profile
+from draftree.models import cost_profile
+from draftree.models.measuring import Grid
 
 from .messages import Captured, complaint
 
-SMALL = profile.Grid((1, 2, 4), (4, 8), (1, 2), 1)
+SMALL = Grid((1, 2, 4), (4, 8), (1, 2), 1)
 
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Profiles of each test go to a folder of its own."""
     place = tmp_path / "profiles"
-    monkeypatch.setattr(profile, "profile_folder", lambda: place)
-    monkeypatch.setattr("draftree.cli.info.profile_folder", lambda: place)
+    monkeypatch.setattr(cost_profile, "profile_folder", lambda: place)
     monkeypatch.setattr("draftree.cli.info.FULL", SMALL)
     return place
 

@@ -18,8 +18,8 @@ RUN = """
 import contextlib, io, json, sys
 sys.modules.update(dict.fromkeys(sys.argv[1].split(",")))  # an import of these fails
 from draftree.cli.main import run
-from draftree.models import cost_profile
-cost_profile._AGREE = float("inf")  # a tiny model's passes are not steady on a busy machine
+from draftree.models import measuring
+measuring._AGREE = float("inf")  # a tiny model's passes are not steady on a busy machine
 found = {}
 for line in sys.stdin:
     command, text = json.loads(line)

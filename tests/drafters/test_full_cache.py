@@ -119,6 +119,21 @@ def test_what_is_kept_gives_way_to_a_request() -> None:
     assert draft.longest > 55, "it drafts to the end"
 
 
+def test_what_is_kept_makes_room_before_a_text_is_read(caplog: pytest.LogCaptureFixture) -> None:
+    """Kept rows may take all of the cache: a text would be read, its proposal given up, and all kept rows with it."""
+    draft = Bounded(120)
+    engine = Engine(
+        Bounded(),
+        SpeculationParams(drafter=draft, method="chain", nodes=4),
+        scheduling=SchedulerParams(prefixes=8),
+    )
+    for prompt in PROMPTS:
+        engine.generate([prompt], GREEDY)
+    (found,) = engine.generate([[9, *PROMPTS[0]]], SamplingParams(max_tokens=50))
+    assert sum(found.stats.drafted) and not [r for r in caplog.records if r.name == "draftree.drafters"]
+    assert draft.held > 70, "one of the others is still kept"
+
+
 def test_speculations_of_one_draft_model_keep_rows_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each kept rows of its own, those that were evicted for ever: a server whose clients chose budgets ended
     requests for want of cache after some hundred chats."""

@@ -18,8 +18,9 @@ from draftree.drafters.ensemble import EnsembleSource
 from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.ngram import NgramSource
 from draftree.engine.replay import Replay
-from draftree.models.cost_profile import Grid, measure, profile_of
+from draftree.models.cost_profile import profile_of
 from draftree.models.heads.head_folder import load_head
+from draftree.models.measuring import Grid, measure
 from draftree.models.native.native_head import NativeHead
 from draftree.models.native.native_model import NativeModel
 from draftree.papers.opt_tree import OptTree
@@ -53,11 +54,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def engine(folder: Path, method: str, kind: str, **more: Any) -> Engine:
+def engine(folder: Path, method: str, kind: str, prefixes: int = 0, **more: Any) -> Engine:
     target = NativeModel(folder / "target.gguf", threads=2)
     head = load_head(folder / kind, target)
     assert isinstance(head, NativeHead)
-    drafter, scheduling = TreeDrafter(policy(method), EagleSource(head, 274)), SchedulerParams(chunk=64)
+    drafter = TreeDrafter(policy(method), EagleSource(head, 274))
+    scheduling = SchedulerParams(chunk=64, prefixes=prefixes)
     return Engine(target, Speculation(drafter, 8, **more), scheduling=scheduling)
 
 
@@ -87,6 +89,36 @@ def test_drafts_are_those_of_each_request_alone(params: SamplingParams, kind: st
     expected = counts([alone.generate([prompt], params)[0] for prompt in PROMPTS])
     assert counts(together.generate(PROMPTS, params)) == expected
     assert counts(together.generate(PROMPTS, params)) == expected, "a prefix is kept of the long one"
+
+
+@pytest.mark.parametrize("grown_by_c", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_conversation_is_read_once_and_drafted_for_as_one_read_anew(
+    kind: str, grown_by_c: bool, folder: Path
+) -> None:
+    """At each turn a head read all of it: thousands of tokens, which a policy left it off for."""
+    text, found = [*range(40, 90), *range(100, 150)], list[list[tuple[object, ...]]]()
+    for prefixes in (0, 4):
+        made, turn, turns = engine(folder, "eagle2", kind, prefixes), text, list[tuple[object, ...]]()
+        drafter = made.speculation.drafter
+        assert isinstance(drafter, TreeDrafter) and isinstance(source := drafter.source, EagleSource)
+        if not grown_by_c:
+            drafter._native = None
+        for cut in (120, 105, 105):  # the last two part from it inside the answer
+            handle = made.submit(turn, GREEDY)
+            while not handle.request.decodes:
+                made.advance()
+            ((model, unread),) = source.unread(handle.request)
+            assert unread < 20 if prefixes and turns else unread == len(turn)
+            answer = handle.result()
+            turns.append((answer.token_ids, answer.stats.drafted, answer.stats.accepted))
+            turn = [*[*turn, *answer.token_ids][:cut], 7 + len(turns), 5, 3]
+        found.append(turns)
+        assert isinstance(model, NativeHead) and model.rows == len(source._prefixes.lengths) == bool(prefixes) * 2
+        assert not source._prefixes.has([9, *turn[1:]]), "hidden states are those of another text"
+        source.give_up([])
+        assert model.rows == model.loaded.cache_bytes() == 0
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("parts", ["head", "model", "lookup+head", "lookup+model"])

@@ -136,6 +136,32 @@ def test_growing_keeps_what_is_there() -> None:
         assert torch.equal(values[:2, :, :GRAIN], old_values)
 
 
+@pytest.mark.parametrize(
+    ("rows", "slots", "most", "size"),
+    [
+        (2, 4, 4, (2, 6)),  # twice the slots
+        (2, 5, 2, (2, 5)),  # as many as are wanted
+        (3, 4, 2, (3, 4)),  # more than there may be
+        (1, 6, 1, (1, 6)),  # without the other row
+        (3, 1, 3, (3, 1)),  # without what lies behind the slots that are wanted
+        (3, 2, 6, (4, 3)),
+        (1, 2, 1, (2, 3)),  # it need not grow
+    ],
+)
+def test_what_is_allotted_beyond_demand_keeps_within_a_bound(
+    rows: int, slots: int, most: int, size: tuple[int, int]
+) -> None:
+    """A row of 22,000 slots doubled for one of 1,000 beside it, in a cache that had room for 24,000."""
+    cache = TreeCache(most=lambda: most * slots * GRAIN)
+    cache.reserve(2, 3 * GRAIN)
+    write(cache, 0, [0, 0], 5)
+    before = snapshot(cache)
+    cache.reserve(rows, slots * GRAIN, gives_up=True)
+    assert storage(cache)[0][0].shape == (size[0], HEADS, size[1] * GRAIN, DIM)
+    for (keys, _), (old_keys, _) in zip(storage(cache), before, strict=True):
+        assert torch.equal(keys[: min(2, rows), :, :GRAIN], old_keys[: min(2, rows), :, :GRAIN])
+
+
 def test_storage_is_keys_and_values_of_all_layers() -> None:
     cache = TreeCache()
     cache.reserve(3, 2 * GRAIN)

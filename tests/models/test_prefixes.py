@@ -55,31 +55,90 @@ def raising(error: Exception) -> Callable[..., Row]:
     return fork
 
 
-def test_kept_rows_take_half_of_the_caches_memory() -> None:
-    """Their number was bounded, and not their tokens: 64 long conversations took all that requests did not."""
+def text(first: int, length: int = 20) -> list[int]:
+    return [first, *(i % 5 for i in range(length - 1))]
+
+
+def keeping(model: ToyModel, *texts: list[int]) -> PrefixCache:
+    """What keeps a row of each text, in this order."""
+    cache = PrefixCache(model, 8)
+    for each in texts:
+        cache.keep(each, prefill(model, each))
+    return cache
+
+
+def test_kept_rows_take_as_much_as_the_cache_has() -> None:
+    """They took half of it at most: a conversation of more than that was read anew at each turn."""
     model = ToyModel()
     model.most_tokens = 100
-    cache = PrefixCache(model, 8)
-    for first in range(4):
-        text = [first, *(i % 5 for i in range(19))]
-        cache.keep(text, prefill(model, text))
-    assert cache.lengths == [20, 20]
-    text = [i % 5 for i in range(60)]
-    cache.keep(text, prefill(model, text))
+    cache = keeping(model, *([first, *text(0, 19)] for first in range(5)))
+    assert cache.lengths == [20] * 5
+    cache.keep(text(1, 60), prefill(model, text(1, 60)))
+    assert cache.lengths == [20, 20, 60], "the last one stays, however long it is"
+    model.most_tokens = 50
+    cache.keep(text(2, 60), prefill(model, text(2, 60)))
+    assert cache.lengths == [20, 20, 60] and len(model._rows) == 3, "one that does not fit takes no other's place"
+
+
+@pytest.mark.parametrize(
+    ("by_row", "ids", "left"),
+    [
+        (True, [*text(0, 30), 3], [30]),
+        (False, [*text(0, 30), 3], [30]),
+        (True, [*text(0, 25), 0, 0], [30]),
+        (False, [*text(0, 25), 0, 0], []),
+        (True, text(3, 40), []),
+    ],
+    ids=["taken over", "taken over, with rows as long as the longest", "forked", "copied", "neither"],
+)
+def test_the_row_that_a_text_goes_on_from_makes_no_room_for_it(by_row: bool, ids: list[int], left: list[int]) -> None:
+    """It was counted twice where it was forked, though a fork shares its memory: near the limit it was closed, and all
+    of the text was read anew."""
+    model = ToyModel()
+    model.most_tokens, model.grows_by_row = 100, by_row
+    cache = keeping(model, text(0, 30), text(1, 30))
+    cache.make_room([80], [ids])
+    assert cache.lengths == left
+    assert cache.find(ids).length == (0 if not left else 30 if ids[25] == text(0, 30)[25] else 25)
+
+
+def test_the_rows_that_several_texts_go_on_from_stay() -> None:
+    model = ToyModel()
+    model.most_tokens = 100
+    cache = keeping(model, text(0, 30), text(1, 30), text(2, 30))
+    cache.make_room([50, 50], [[*text(first, 30), 3] for first in (2, 0)])
+    assert [held[0] for held, _ in cache._rows] == [2, 0]
+
+
+def test_a_row_makes_room_where_a_text_goes_on_from_one_that_somebody_works_on() -> None:
+    model = ToyModel()
+    model.most_tokens = 100
+    cache, ids = keeping(model, text(0, 30)), text(0, 50)
+    cache.make_room([40, 50], [ids], [(ids, prefill(model, text(0, 40)))])
     assert cache.lengths == []
 
 
 def test_the_row_that_is_touched_is_the_one_that_is_found() -> None:
     """Of two rows that held as much, one was touched and the other found: other texts lost their rows."""
     model = ToyModel()
-    cache = PrefixCache(model, 4)
-    texts = [[first, *(i % 5 for i in range(19))] for first in (0, 0, 1, 1)]
-    rows = [prefill(model, text) for text in texts]
-    for text, row in zip(texts, rows, strict=True):
-        cache.keep(text, row)
-    assert not cache.touch(texts[0])
+    texts = [text(first) for first in (0, 0, 1, 1)]
+    cache = keeping(model, *texts)
+    rows = [row for _, row in cache._rows]
+    cache.make_room([], [texts[0]])
     assert cache.find(texts[0]) not in rows
     assert [held for _, held in cache._rows] == [rows[0], rows[2], rows[3], rows[1]]
+
+
+def test_rows_may_lack_the_first_tokens_of_their_texts() -> None:
+    """As those of draft heads do, whose states depend on them all the same."""
+    model = ToyModel()
+    cache = PrefixCache(model, 4, before=1)
+    cache.keep(text(0), prefill(model, text(0)[1:]))
+    assert not cache.has([1, *text(0)[1:], 3, 3]) and cache.has([*text(0), 3])
+    assert cache.find(text(0)).length == 18, "the last token is read for what follows it"
+    assert cache.lengths == [19]
+    assert cache.find([*text(0), 3]).length == 19
+    assert cache.lengths == []
 
 
 def test_rows_that_have_read_next_to_nothing_are_not_kept() -> None:

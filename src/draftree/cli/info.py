@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -16,16 +15,9 @@ from ..drafters.registry import is_head, load_draft_model
 from ..drafters.spec import AUTO, DrafterSpec
 from ..errors import ConfigError
 from ..models.base import Capabilities, LanguageModel
-from ..models.cost_profile import (
-    FULL,
-    PROFILES,
-    Identity,
-    Profile,
-    load_profile,
-    measure_and_keep,
-    profile_folder,
-)
+from ..models.cost_profile import PROFILES, Identity, Profile, load_profile
 from ..models.heads.head_folder import head_for
+from ..models.measuring import FULL, measure_and_keep
 from ..models.model_files import DEFAULT_MODEL
 from ..models.protocols import FeatureModel
 from ..models.translated import TranslatedModel
@@ -49,13 +41,13 @@ def profile(
     out.print(_engine(identity))
     out.print(_table(measured), soft_wrap=False)
     if _is_kept(measured):
-        out.print(f"kept as {_file(identity)}")
+        out.print(f"kept as {identity.path}")
 
 
 def _is_kept(measured: Profile) -> bool:
     """The file is this profile's: where it cannot be written there is none, or that of another time."""
     with suppress(FileNotFoundError, ConfigError):
-        return PROFILES.read(_file(measured.identity)) == measured
+        return PROFILES.read(measured.identity.path) == measured
     return False
 
 
@@ -129,7 +121,7 @@ def _engine(can: Capabilities | Identity) -> str:
 def _costs(can: Capabilities, measured: Profile | None) -> str:
     """Name the source of the cost profile."""
     if measured is not None:
-        return f"measured, kept as {_file(measured.identity)}"
+        return f"measured, kept as {measured.identity.path}"
     return f"by the table of {can.tier} that ships; 'draftree profile' or an idle server measures them"
 
 
@@ -148,10 +140,6 @@ def _head(target: LanguageModel) -> str:
     """Where the head lies that drafts for a target."""
     place = head_for(target)
     return "" if place is None else f"draft layer in {place}" if place.is_file() else str(place)
-
-
-def _file(identity: Identity) -> Path:
-    return profile_folder() / identity.file_name
 
 
 def _table(measured: Profile) -> Table:

@@ -14,6 +14,7 @@ import logging
 import math
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 
@@ -21,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..config import Budget
-from ..errors import CacheError
+from ..errors import CacheError, CacheFullError
 from ..models.base import LanguageModel, Nodes, Row
 from ..models.prefixes import PrefixCache, shared_prefixes
 from ..models.protocols import DraftHead
@@ -111,13 +112,25 @@ class RowSource(DraftSource):
             nodes = [replace(new, tokens=[min(token, size - 1) for token in new.tokens]) for new in nodes]
         return self.model.extend(rows, nodes)
 
+    def open(self, request: Request) -> None:
+        """Take what is kept of its text, so that ``unread`` does not count it."""
+        with suppress(CacheFullError):  # a proposal that finds no room makes some
+            if self._prefixes.has(request.ids):
+                self.opened(request)
+
     def opened(self, request: Request) -> State:
-        """The state of a request that may be new."""
+        """The state of a request that may be new; what is kept of others makes room for its text."""
         if request not in self._states:
-            tokens = request.prompt_length + (request.params.max_tokens or 0)
-            self.model.reserve(1, min(tokens, self.model.capabilities.max_length))
+            lengths = [*map(self._planned, (*self._states, request))]
+            self._prefixes.make_room(lengths, [request.ids])
+            self.model.reserve(1, lengths[-1])
             self._states[request] = State(self._prefixes.find(request.ids))
         return self._states[request]
+
+    def _planned(self, request: Request) -> int:
+        """Tokens that a row gets memory for when it is opened."""
+        tokens = max(len(request.ids), request.prompt_length + (request.params.max_tokens or 0))
+        return min(tokens, self.model.capabilities.max_length)
 
     def unread(self, request: Request) -> list[tuple[LanguageModel, int]]:
         """All but what it has committed, and one: the last token is fed as the root, or a head reads no first one."""
@@ -126,6 +139,9 @@ class RowSource(DraftSource):
             return []  # it never will
         count = len(request.ids) - 1 - (state.row.length if state else 0)
         return [(self.model, min(count, self.model.most_read or count))]
+
+    def give_up(self, requests: Sequence[Request]) -> None:
+        self._prefixes.clear()
 
     def close(self, request: Request) -> None:
         if request in self._states:
@@ -159,7 +175,7 @@ class ModelSource(RowSource):
 
     def give_up(self, requests: Sequence[Request]) -> None:
         self._drop(requests)
-        self._prefixes.clear()
+        super().give_up(requests)
 
     def _drop(self, requests: Iterable[Request]) -> None:
         """Whatever is not committed, nor kept for beams."""
@@ -315,13 +331,20 @@ def _mask(tokens: int, words: int) -> NDArray[np.uint32]:
 class EagleSource(RowSource):
     """Predicts by an EAGLE head. Its rows hold a request's tokens but the first, which has no hidden state before it.
 
-    It keeps no drafted node, and of ended requests no rows: what a head has read of a text, it reads again.
+    It keeps no drafted node. Of ended requests it keeps rows where a part of one can be forked; elsewhere a head reads
+    again what it has read of a text.
 
     Attributes:
         model: the head; the target tracks hidden states.
     """
 
     model: DraftHead = field()
+
+    def prepare(self, target: LanguageModel, prefixes: int = 0) -> None:
+        """Keep so many rows, together with other sources of the head."""
+        super().prepare(target, prefixes)
+        if self.model.grows_by_row:
+            self._prefixes = shared_prefixes(self.model, prefixes, before=1)
 
     def _read_on(self, request: Request, row: Row, count: int) -> None:
         first = row.length + 1

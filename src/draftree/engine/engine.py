@@ -376,10 +376,7 @@ class Engine:
         worked |= self._end()
         if self.scheduler.waiting or len(self.scheduler.running) > 1 or self.stepper.prefixes.most:
             self._schedule()
-        running = list[EngineRequest]()
-        for job in self.scheduler.running:
-            if job.request.finish_reason is None:
-                running.append(job.request)
+        running = [job.request for job in self.scheduler.running if job.request.finish_reason is None]
         began = time.perf_counter()
         prompt_tokens, nodes = self.scheduler.limits
         if outcomes := self._step(running, prompt_tokens, nodes):
@@ -398,17 +395,16 @@ class Engine:
     def _schedule(self) -> None:
         """Let requests run whose turn has come, and those wait again whose rows the cache has no room for."""
         with self._guard:
-            admitted, jobs = self.scheduler.admit(), self.scheduler.running
+            admitted = self.scheduler.admit()
         for job in admitted:
             with job.request.ended_by_errors():  # the cache grows once for all
-                rows = len(jobs) + len(self.stepper.prefixes.lengths)
-                self.target.reserve(rows, max([running.allotted for running in jobs]))
+                self.target.reserve(*self.scheduler.reserved)
                 self.stepper.open_row(job.request)
         with self._guard:
-            paused = self.scheduler.make_room()
-        for job in paused:
-            with job.request.ended_by_errors():
-                self.stepper.pause(job.request)
+            while paused := self.scheduler.make_room():  # what they have read is kept, and yields in turn
+                for job in paused:
+                    with job.request.ended_by_errors():
+                        self.stepper.pause(job.request)
 
     def _step(self, requests: list[EngineRequest], prompt_tokens: int, nodes: int | None) -> list[Outcome]:
         """Step requests and return the outcomes of those that decode; if it fails, step each alone and return none."""
@@ -416,6 +412,9 @@ class Engine:
             return self.stepper.step(requests, prompt_tokens, nodes)
         except Exception as error:  # noqa: BLE001 - whatever ends a request, the others go on
             failure = error
+        if isinstance(failure, CacheFullError) and self.stepper.prefixes.lengths:  # they yield before drafts do
+            self.stepper.prefixes.evict()
+            return self._step(requests, prompt_tokens, nodes)
         if isinstance(failure, CacheFullError) and nodes != 0:  # perhaps there is room without drafts
             return self._step(requests, prompt_tokens, 0)
         for request in requests:  # outside the handler, or its error would be the context of theirs

@@ -194,6 +194,7 @@ class Scheduler:
         self._params, self._holds, self._kept = params, target.holds, kept
         self._alone = _ALONE_ON_CPU if target.capabilities.device == "cpu" else _ALONE
         self._ahead = _AHEAD if target.grows_by_row else sys.maxsize
+        self._reserved = 0 if target.grows_by_row else sys.maxsize  # that kept rows leave to each text that runs
         self.chunk, self.drafts = ChunkSize(), NodeShare(params.slowdown)
         self.waiting, self.running = list[Job](), list[Job]()
 
@@ -257,18 +258,13 @@ class Scheduler:
         Kept rows go first; then whoever would run last waits, as long as another one runs.
         """
         paused = list[Job]()
-        if len(self.running) < 2 and not self._kept.lengths:
-            return paused
-        while not self._holds([*(job.row_length(0) for job in self.running), *self._kept.lengths]):
-            if self._kept.lengths:
-                self._kept.evict()
-            elif len(self.running) > 1:
-                job = max(self.running, key=attrgetter("turn"))
-                self.running.remove(job)
-                insort(self.waiting, job, key=attrgetter("turn"))
-                paused.append(job)
-            else:
-                break
+        if self._kept.lengths:
+            self._kept.make_room([job.row_length(self._reserved) for job in self.running])
+        while len(self.running) > 1 and not self._holds([job.row_length(0) for job in self.running]):
+            job = max(self.running, key=attrgetter("turn"))
+            self.running.remove(job)
+            insort(self.waiting, job, key=attrgetter("turn"))
+            paused.append(job)
         return paused
 
     def admit(self) -> list[Job]:
@@ -286,13 +282,24 @@ class Scheduler:
                     with job.request.ended_by_errors():
                         self._check_fits(job)
                 break
-            end = -1 if self._kept.touch(job.request.ids) else None  # it takes over the last row
-            while (others := self._kept.lengths[:end]) and not self._holds([*lengths, *others]):
-                self._kept.evict()
+            live = [(each.request.ids, each.request.row) for each in self.running if each.request.row is not None]
+            texts = [each.request.ids for each in (*admitted, job) if each.request.scored is None]
+            self._kept.make_room(lengths, texts, live)
             self.waiting.remove(job)
             self.running.append(job)
             admitted.append(job)
         return admitted
+
+    @property
+    def reserved(self) -> tuple[int, int]:
+        """Rows that the cache gets memory for, and tokens of each: of those that run, and of those that are kept.
+
+        Where it has no room for all of these, some that are kept are taken over by some that run.
+        """
+        tokens, kept = max([job.allotted for job in self.running]), self._kept.lengths
+        while kept and not self._holds([*[tokens] * len(self.running), *kept]):
+            kept.pop()
+        return len(self.running) + len(kept), tokens
 
     def _next(self) -> Job | None:
         """The request that waits for nothing but cache."""

@@ -13,7 +13,7 @@ from ..engine.engine import Engine, Handle
 from ..engine.speculation import EngineRequest
 from ..errors import RunError
 from ..models.base import LanguageModel
-from ..models.cost_profile import measure_missing
+from ..models.measuring import measure_missing
 from ..request import Chunk
 
 

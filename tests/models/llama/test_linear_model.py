@@ -11,12 +11,12 @@ import pytest
 
 from draftree.errors import CacheError, NoTreesError
 from draftree.models.base import LanguageModel, Nodes, Row, decoded, prefill
-from draftree.models.cost_profile import Grid, measure
 from draftree.models.llama import linear_model
 from draftree.models.llama.context import Context
 from draftree.models.llama.linear_model import LinearModel
 from draftree.models.llama.llama_model import LlamaModel
 from draftree.models.loading import load_llama
+from draftree.models.measuring import Grid, measure
 from draftree.models.prefixes import WORTHWHILE, PrefixCache
 from draftree.tree import ROOT, Floats
 

@@ -124,6 +124,29 @@ def check_head(recipe: Recipe, target: NativeModel, folder: Path) -> None:
     np.testing.assert_allclose(np.stack(found), expected, rtol=0, atol=1e-4 * np.abs(expected).max())
 
 
+def test_a_fork_of_a_part_of_a_row_has_to_read_a_token(target: NativeModel, tmp_path: Path) -> None:
+    """Its last token is not known: it was scored as if it were the row's."""
+    head = head_of(OWN, tmp_path, target)
+    row, opened, logits = read(head, target)
+    part, whole = head.fork(row, 4), head.fork(row)
+    with pytest.raises(CacheError):
+        head.read([part], [[]], [opened])
+    assert part.length == 4
+    assert bits(head.read([whole], [[]], [opened]).logits([0])[0]) == bits(logits)
+    assert bits(head.read([part], [TEXT[5:]], [opened]).logits([0])[0]) == bits(logits)
+
+
+@pytest.mark.parametrize(("recipe", "learns"), [(BASE, False), (OWN, True)], ids=["eagle3", "own"])
+def test_what_a_row_learns_to_score_counts_as_memory(
+    recipe: Recipe, learns: bool, target: NativeModel, tmp_path: Path
+) -> None:
+    head = head_of(recipe, tmp_path, target)
+    head.cache_bytes = 2 * head.loaded.page_bytes + head.learned_bytes
+    assert head.holds([1]) and head.holds([64]) != learns
+    head.cache_bytes += 63 * head.learned_bytes
+    assert head.holds([64])
+
+
 @pytest.mark.parametrize("recipe", [BASE, OWN], ids=["eagle3", "own"])
 def test_quantised_matrices_are_near_exact_ones(recipe: Recipe, target: NativeModel, tmp_path: Path) -> None:
     exact, packed = (head_of(recipe, tmp_path / kind.name, target, kind) for kind in (Format.F32, Format.Q8_0))

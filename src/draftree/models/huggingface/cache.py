@@ -7,6 +7,7 @@ in order, and its uncommitted nodes the slots behind them. ``Rows`` makes the ma
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -106,23 +107,29 @@ class TreeCache(Cache):
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self.placement.start
 
-    def reserve(self, rows: int, slots: int) -> None:
+    def reserve(self, rows: int, slots: int, *, gives_up: bool = False) -> None:
         """Allot at least ``rows`` x ``slots``: exactly (to the grain) at first, by doubling when it has to grow.
 
-        It does not double beyond ``most``. Where memory ends, nothing has changed.
+        Where that takes more than ``most`` slots it grows by what is wanted alone. Where memory ends, nothing has
+        changed.
+
+        Args:
+            gives_up: where that takes more, too, give up all but what is wanted.
         """
-        at = self.placement
+        at, factor = self.placement, 2 if self.blocks else 0
         if rows <= at.rows and slots <= at.slots:
             return
-        needed = max(rows, at.rows), -(-max(slots, at.slots) // GRAIN) * GRAIN
-        rows = max(rows, 2 * at.rows) if rows > at.rows else at.rows
-        slots = max(needed[1], 2 * at.slots) if slots > at.slots else at.slots
-        if not self.blocks or (self._most is not None and rows * slots > self._most()):
-            rows, slots = needed
-        grown = [_zeros(block, len(block), rows, slots) for block in self.blocks]
-        for new, old in zip(grown, self.blocks, strict=True):
-            new[:, : at.rows, :, : at.slots] = old
-        self.blocks, self.moves, at.rows, at.slots = grown, self.moves + 1, rows, slots
+        slots = -(-slots // GRAIN) * GRAIN
+        grown = max(rows, at.rows), max(slots, at.slots)
+        doubled = _doubled(rows, at.rows, factor), _doubled(slots, at.slots, factor)
+        most = sys.maxsize if self._most is None else self._most()
+        otherwise = (rows, slots) if gives_up else grown
+        rows, slots = next((size for size in (doubled, grown) if size[0] * size[1] <= most), otherwise)
+        same_rows, same_slots = min(rows, at.rows), min(slots, at.slots)
+        blocks = [_zeros(block, len(block), rows, slots) for block in self.blocks]
+        for new, old in zip(blocks, self.blocks, strict=True):
+            new[:, :same_rows, :, :same_slots] = old[:, :same_rows, :, :same_slots]
+        self.blocks, self.moves, at.rows, at.slots = blocks, self.moves + 1, rows, slots
 
     def place(self, first: int, starts: Sequence[int], counts: Sequence[int], order: Sequence[int]) -> Longs:
         """Set where the next pass writes.
@@ -165,6 +172,11 @@ class TreeCache(Cache):
             block[:, target, :, :length] = block[:, source, :, :length]
 
 
+def _doubled(wanted: int, had: int, factor: int) -> int:
+    """As many as there were, where these are enough; else at least ``factor`` times as many."""
+    return max(wanted, factor * had) if wanted > had else had
+
+
 def _zeros(like: Tensor, count: int, rows: int, slots: int) -> Tensor:
     """Zeroed: masked slots take part in 0 x value, so they must never hold a NaN."""
     return like.new_zeros(count, rows, like.shape[-3], slots, like.shape[-1])
@@ -196,6 +208,11 @@ class Rows(Generic[R]):
 
     def __len__(self) -> int:
         return len(self._open)
+
+    @property
+    def longest(self) -> int:
+        """Slots that the longest open row fills."""
+        return max([row.length + len(row.parents) for row in self._open], default=0)
 
     def add(self, row: R) -> None:
         """Give a row the number behind the others."""

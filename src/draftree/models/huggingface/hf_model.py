@@ -215,11 +215,15 @@ class HFModel(LanguageModel):
 
     @exclusive
     def reserve(self, rows: int, tokens: int) -> None:
-        """Make room for ``rows`` rows of ``tokens`` tokens at once: while none is open, exactly for these."""
+        """Make room for ``rows`` rows of ``tokens`` tokens at once: while none is open, exactly for these.
+
+        Where that takes more than ``cache_bytes``, what closed rows have left behind is given up.
+        """
+        rows, tokens = max(rows, len(self._rows)), max(tokens, self._rows.longest)
         at, slots = self.cache.placement, self._runner.slots(tokens)
         if not self._rows and (rows > at.rows or slots > at.slots):
             self.free_cache()
-        self.cache.reserve(rows, slots)
+        self.cache.reserve(rows, slots, gives_up=True)
 
     def holds(self, lengths: Sequence[int]) -> bool:
         """Rows of so many tokens can be open together, within ``cache_bytes``."""

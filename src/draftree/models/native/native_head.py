@@ -17,7 +17,7 @@ from gguf.constants import GGML_QUANT_SIZES
 from gguf.constants import GGMLQuantizationType as Format
 from numpy.typing import NDArray
 
-from ...errors import UnsupportedModelError
+from ...errors import CacheError, UnsupportedModelError
 from ...scores import Draft, Edit, Edits, Scores, Slots, Top, allowed_tokens
 from ..base import FeatureSpec, Nodes, Row, exclusive
 from ..heads.head_format import Array, HeadArrays, rope_of
@@ -180,12 +180,16 @@ def _c_head(name: str, arrays: HeadArrays, target: NativeModel) -> CHead:
     )
 
 
+_UNKNOWN = -1
+"""No token."""
+
+
 @dataclass(slots=True, eq=False, kw_only=True)
 class NativeHeadRow(NativeRow):
     """A sequence inside a head.
 
     Attributes:
-        last: its last committed token.
+        last: its last committed token; ``_UNKNOWN`` in a fork of fewer tokens than there were.
         drafted: tokens of its uncommitted nodes.
     """
 
@@ -259,6 +263,8 @@ class NativeHead(NativeRows[NativeHeadRow]):
             row_bytes=0,
             trees="",
         )
+        block, size = GGML_QUANT_SIZES[Format(target.loaded.output_format)]
+        self.learned_bytes = description.head.learns * target.hidden_size // block * size  # were each a new one
         super().__init__(target._lock)
 
     def vocabulary_of(self, row: Row) -> NDArray[np.int64]:
@@ -276,7 +282,7 @@ class NativeHead(NativeRows[NativeHeadRow]):
             CacheError: there are not so many.
         """
         forked = self.checked(super().fork(row, length))
-        forked.drafted = []
+        forked.drafted, forked.last = [], forked.last if forked.length == row.length else _UNKNOWN
         return forked
 
     @exclusive
@@ -316,6 +322,8 @@ class NativeHead(NativeRows[NativeHeadRow]):
         Nothing where the target's text has one token, before which there is no state: any node serves to draft from.
         """
         if not text and row.length:
+            if row.last == _UNKNOWN:
+                raise CacheError("a fork of a part of a head's row has no last token to score: let it read one")
             text = [row.last]
             row.length, row.parents, row.drafted = row.length - 1, [], []  # an interrupt is raised when C has returned
             self.loaded.cut(row.number, row.length)

@@ -83,9 +83,11 @@ class NativeRows(OpenRows[R], Generic[R]):
 
     Attributes:
         loaded: what C has loaded of it.
+        learned_bytes: most that a token of a row takes beside its page.
     """
 
     loaded: Loaded
+    learned_bytes: int = 0
 
     def holds(self, lengths: Sequence[int]) -> bool:
         """Rows of so many tokens can be open together, within ``cache_bytes``.
@@ -93,7 +95,8 @@ class NativeRows(OpenRows[R], Generic[R]):
         A row has a page more than its tokens fill: it keeps the one behind them for the next tree.
         """
         loaded, pages = self.loaded, sum(map(_pages, lengths)) + len(lengths)
-        return pages * loaded.page_bytes + len(lengths) * loaded.row_bytes <= self.cache_bytes
+        beside = len(lengths) * loaded.row_bytes + sum(lengths) * self.learned_bytes
+        return pages * loaded.page_bytes + beside <= self.cache_bytes
 
     def _add(self, row: R) -> R:
         self._open[row.number] = row
