@@ -22,7 +22,7 @@ from draftree.engine.speculation import EngineRequest, Speculation
 from draftree.policies.fixed import StaticTree
 from draftree.request import Chunk, Request
 
-from .test_scheduler import scheduler
+from .jobs import scheduler
 from .test_text import EOS, TOKENIZER, ids_of
 from .toy import ToyModel
 

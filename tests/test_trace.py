@@ -185,7 +185,7 @@ def test_infinities_and_every_float32_come_back_and_json_stays_json() -> None:
 
 def test_constraints_are_written_as_their_classes() -> None:
     """The private fields of grammars were written."""
-    grammar: Any = Grammar(None, None, None)  # type: ignore[arg-type]
+    grammar: Any = Grammar(None, None, None, None)  # type: ignore[arg-type]
     rules = TokenRules(VOCAB, frozenset(), inner=grammar)
     written = [plain(SamplingParams(constraint=constraint))["constraint"] for constraint in (grammar, rules, None)]
     assert written == ["Grammar", "TokenRules", None]

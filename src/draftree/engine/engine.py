@@ -376,7 +376,10 @@ class Engine:
         worked |= self._end()
         if self.scheduler.waiting or len(self.scheduler.running) > 1 or self.stepper.prefixes.most:
             self._schedule()
-        running = [job.request for job in self.scheduler.running if job.request.finish_reason is None]
+        running = list[EngineRequest]()
+        for job in self.scheduler.running:
+            if job.request.finish_reason is None:
+                running.append(job.request)
         began = time.perf_counter()
         prompt_tokens, nodes = self.scheduler.limits
         if outcomes := self._step(running, prompt_tokens, nodes):
@@ -412,11 +415,10 @@ class Engine:
             return self.stepper.step(requests, prompt_tokens, nodes)
         except Exception as error:  # noqa: BLE001 - whatever ends a request, the others go on
             failure = error
-        if isinstance(failure, CacheFullError) and self.stepper.prefixes.lengths:  # they yield before drafts do
-            self.stepper.prefixes.evict()
-            return self._step(requests, prompt_tokens, nodes)
-        if isinstance(failure, CacheFullError) and nodes != 0:  # perhaps there is room without drafts
-            return self._step(requests, prompt_tokens, 0)
+        if isinstance(failure, CacheFullError) and (self.stepper.prefixes.lengths or nodes != 0):
+            if evicted := bool(self.stepper.prefixes.lengths):  # they yield before drafts do
+                self.stepper.prefixes.evict()
+            return self._step(requests, prompt_tokens, nodes if evicted else 0)
         for request in requests:  # outside the handler, or its error would be the context of theirs
             if request.finish_reason is None and len(requests) == 1:
                 request.fail(failure)
