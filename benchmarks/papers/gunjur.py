@@ -177,7 +177,7 @@ def _scattered(runs: Runs, title: str, name: str, base: str, methods: Sequence[s
     found = of(runs, RUNS)
     if not found or any(plain(run, method) is None for run in found for method in (base, *methods)):
         return None
-    with plot(name, 1.2 + 2.2 * len(methods), 2.4 * len(found)) as made:
+    with plot(name, 1.2 + 2.2 * len(methods), 2.6 * len(found)) as made:
         grid = made.figure.subplots(len(found), len(methods), squeeze=False)
         for run, panels in zip(found, grid, strict=True):
             for number, (method, axes) in enumerate(zip(methods, panels, strict=True)):
@@ -189,7 +189,7 @@ def _scattered(runs: Runs, title: str, name: str, base: str, methods: Sequence[s
                 axes.axhline(0, color="black", linewidth=0.8)
                 axes.axvline(0, color="black", linewidth=0.8)
                 axes.axhline(statistics.mean(seconds), color="black", linestyle="--", linewidth=1)
-                axes.set_title(f"{run.path.name}: {_shown(run, method)}", fontsize=7)
+                axes.set_title(f"{run.path.name}\n{_shown(run, method)}", fontsize=7)
         made.figure.supxlabel(f"wasted layers saved over {base}")
         made.figure.supylabel("seconds saved")
     text = [
