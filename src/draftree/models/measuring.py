@@ -1,4 +1,4 @@
-"""Profiles are measured: for a user who asks for one, and of models that lack one while nobody waits for them."""
+"""Measures cost profiles: when a user asks for one, and in idle time of models that have none."""
 
 from __future__ import annotations
 

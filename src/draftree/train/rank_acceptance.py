@@ -148,8 +148,8 @@ def measure(
         prompts: token ids.
         seed: of the first prompt; each has its own.
     """
-    # they are counted in the order of the prompts, so that what is left has one number
-    numbers, early = range(tally.done, len(prompts)), dict[int, Response]()
+    numbers = range(tally.done, len(prompts))
+    early = dict[int, Response]()  # they wait: prompts are counted in order, so that ``done`` says which are left
     limits: dict[str, Any] = {"max_tokens": options.max_tokens, "temperature": options.temperature}
     with closing(respond(target, prompts, numbers, rows=_ROWS, seed=seed, **limits)) as drawn:
         for ended in drawn:

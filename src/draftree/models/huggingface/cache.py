@@ -53,7 +53,7 @@ class TreeCache(Cache):
 
     Args:
         former: a cache of the same model, whose layers' kinds are known.
-        most: gives the slots of all rows together beyond which it grows no further than it must; None: there are none.
+        most: gives the slots, of all rows together, beyond which it allots no more than is wanted; None: no bound.
     """
 
     def __init__(self, former: TreeCache | None = None, most: Callable[[], int] | None = None) -> None:
