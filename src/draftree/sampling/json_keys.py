@@ -84,7 +84,7 @@ class KeyTokens:
         # Free text holds no whole tag: the last byte of the first one is the token's own, and two keys come behind it.
         twice = [token for token in irregular if self.spelled(token).partition(_TAG[-1:])[2].count(b'"') >= 4]
         self._behind_a_tag = np.array(twice, dtype=np.int64)
-        """Of these what may have a key twice where free text ends: few vocabularies have any such token."""
+        """Irregular tokens that may end a call's tag and repeat a key behind it; few vocabularies have any."""
 
     def spelled(self, token: int) -> bytes:
         return self._tokens.decode_bytes([token])

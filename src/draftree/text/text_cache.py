@@ -1,4 +1,4 @@
-"""What was made of texts that come again, as those of a conversation do with each of its turns."""
+"""Keeps what was made of texts that come again, as those of a conversation do at each turn."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Value = TypeVar("Value")
 
 
 class TextCache(Generic[Value]):
-    """What was made of texts: of those that were asked for last, which have a number of characters together.
+    """A least-recently-used cache of what was made of texts, bounded by the characters of all of them.
 
     Threads may share it; two that ask for the same new text at once make it both. What raises is not kept.
 
@@ -26,7 +26,7 @@ class TextCache(Generic[Value]):
         self._lock = Lock()
 
     def get(self, text: str, make: Callable[[], Value], *more: Hashable) -> Value:
-        """What ``make`` gives for a text, now or before; nobody may change it.
+        """What ``make`` gave for a text before, or gives now; nobody may change it.
 
         Args:
             more: what it depends on besides.

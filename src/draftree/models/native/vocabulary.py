@@ -83,7 +83,7 @@ _WHITE = frozenset(" \t\n\v\f\r")
 _WORD, _KEPT = 64, 1 << 14
 """A word of at most so many letters is kept with its tokens; most words that are kept."""
 _SEGMENTS, _SEGMENT = 1 << 21, 1 << 6
-"""Most characters between added tokens whose ids are kept, of all texts together, and what the shortest counts as."""
+"""Most characters, all together, of the texts between added tokens whose ids are kept; what a shorter one counts as."""
 
 
 class BytePairs:
