@@ -96,6 +96,21 @@ def test_text_that_waits_for_a_stop_string_moves_no_offset(spelling: Running) ->
     assert found["logprobs"]["text_offset"][: len(expected)] == expected
 
 
+@pytest.mark.parametrize("more", [{}, {"logprobs": 0}])
+def test_no_character_ends_a_line_of_a_stream(spelling: Running, more: dict[str, int]) -> None:
+    """Clients that split lines as ``str.splitlines`` does, as httpx, got half an event."""
+    said = "a\u2028b\u2029c\x85d"
+    asked = {"model": NAME, "prompt": "a: ", "max_tokens": 40, "stream": True, **more}
+    body = {**asked, "structured_outputs": {"choice": [said]}}
+    connection = http.client.HTTPConnection(spelling.url.removeprefix("http://"))
+    connection.request("POST", COMPLETION, json.dumps(body), {"Content-Type": "application/json"})
+    sent = [each for each in connection.getresponse().read().decode().splitlines() if each]
+    connection.close()
+    assert all(each.startswith((": ", "data: ")) for each in sent)
+    events = [json.loads(each.removeprefix("data: ")) for each in sent if each.startswith("data: {")]
+    assert "".join(choice["text"] for event in events for choice in event["choices"]) == said
+
+
 def test_a_seed_of_minus_one_is_none(served: Running) -> None:
     body = {"prompt": TEXT, "max_tokens": 24, "temperature": 2, "n": 4}
     texts = [posted(served, COMPLETION, {**body, "seed": -1})[1]["choices"] for _ in range(2)]

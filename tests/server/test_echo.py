@@ -123,3 +123,17 @@ def test_a_text_is_echoed_as_it_was_sent(tmp_path: Path, make: Callable[[Path], 
 def test_pieces_of_a_text_are_found_in_it(text: str, pieces: list[str], wanted: list[int]) -> None:
     """Also where the tokenizer puts white space in front of a word, takes it away behind a tag, or has no token."""
     assert places(text, pieces) == wanted
+
+
+def test_tokenize_adds_what_begins_a_text_as_the_names_of_its_fields_have_it(tmp_path: Path) -> None:
+    """vLLM's by default, and llama.cpp's only where it is asked for."""
+    with running(byte_level_gguf_with_a_beginning(tmp_path)) as served:
+
+        def ids(body: dict[str, Any]) -> list[int]:
+            found: list[int] = posted(served, "/tokenize", body)[1]["tokens"]
+            return found
+
+        bare, whole = (ids({"prompt": "the", "add_special_tokens": special}) for special in (False, True))
+        assert whole[1:] == bare and ids({"prompt": "the"}) == whole
+        assert ids({"content": "the"}) == ids({"content": "the", "add_special": False}) == bare
+        assert ids({"content": "the", "add_special": True}) == whole

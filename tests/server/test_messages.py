@@ -260,6 +260,33 @@ def test_a_conversation_with_tools_is_that_of_a_chat() -> None:
     assert not chat.several and not chat.forced
 
 
+def test_what_is_left_out_may_have_any_form() -> None:
+    """Anthropic's toolsets have no name, and what its tools return is an object where it is an error or a page."""
+    pages = {"type": "web_fetch_tool_result", "tool_use_id": "s", "content": {"type": "web_fetch_result", "url": "x"}}
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": [pages, {"type": "text", "text": "b"}]}]
+    toolsets = [{"type": "browser_toolset_20260801"}, {"type": "mcp_toolset", "mcp_server_name": "x"}]
+    back = {"type": "tool_result", "tool_use_id": "t", "content": {"rain": True}}
+    for kind in ("enabled", "disabled", "adaptive", "between_tools"):
+        body = MessagesRequest.model_validate(
+            {
+                "model": "m",
+                "max_tokens": 4,
+                "messages": [*turns, {"role": "user", "content": [back]}],
+                "tools": toolsets,
+                "thinking": {"type": kind},
+            }
+        )
+        (conversation,) = body.chat().prompts()
+        assert [message["content"] for message in conversation.messages] == ["a", "b", '{"rain": true}']
+        assert not conversation.tools and conversation.variables == {"enable_thinking": kind != "disabled"}
+
+
+def test_a_prompt_that_is_too_long_is_told_in_the_words_that_clients_look_for(claude: anthropic.Anthropic) -> None:
+    """They shorten the conversation then."""
+    with pytest.raises(anthropic.BadRequestError, match="prompt is too long: "):
+        claude.messages.create(model=NAME, max_tokens=4, messages=[{"role": "user", "content": TEXT * 100}])
+
+
 def test_a_thought_is_a_block_of_its_own() -> None:
     script = f"<think>\n{THOUGHT}\n</think>\n\n{ANSWER}"
     with running(ScriptedModel(script, thinking_tokenizer(THINKING, False))) as served, client_of(served) as claude:

@@ -329,7 +329,9 @@ def test_models_health_version_and_tokens(client: openai.OpenAI, served: Running
     assert fetched(served, "/health")[0] == fetched(served, "/ready")[0] == fetched(served, "/version")[0] == 200
     ids = posted(served, "/tokenize", {"messages": QUESTION})[1]
     assert ids["count"] == len(ids["tokens"])
-    assert "the cat in the hat" in posted(served, "/detokenize", {"tokens": ids["tokens"]})[1]["prompt"]
+    spelt = posted(served, "/detokenize", {"tokens": ids["tokens"]})[1]
+    assert "the cat in the hat" in spelt["prompt"] == spelt["content"]  # vLLM's name, and llama.cpp's
+    assert json.loads(fetched(served, "/v1/models")[1])["data"][0]["root"] == NAME  # which vLLM's benchmark reads
     assert posted(served, "/detokenize", {"tokens": [99999]})[0] == 400
     assert fetched(served, "/v1/models/..%2f..%2fetc%2fpasswd")[0] == 404
     assert fetched(served, "/nothing")[0] == 404

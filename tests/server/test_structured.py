@@ -71,6 +71,19 @@ def test_a_response_has_its_format(client: openai.OpenAI) -> None:
     assert found.text is not None and found.text.format is not None and found.text.format.type == "json_schema"
 
 
+def test_an_object_may_have_its_schema_beside_the_type(served: Running) -> None:
+    """As clients of llama.cpp's server and of hosted models send it; the answer was any object."""
+    wanted = {"type": "json_object", "schema": SCHEMA}
+    asked: dict[str, Any] = {"prompt": TEXT, "response_format": wanted}
+    texts = [posted(served, "/v1/completions", asked)[1]["choices"][0]["text"]]
+    asked = {"messages": user(TEXT), "response_format": wanted}
+    texts.append(posted(served, "/v1/chat/completions", asked)[1]["choices"][0]["message"]["content"])
+    asked = {"input": TEXT, "text": {"format": wanted}}
+    texts.append(posted(served, "/v1/responses", asked)[1]["output"][0]["content"][0]["text"])
+    for text in texts:
+        jsonschema.validate(json.loads(text), SCHEMA)
+
+
 @pytest.mark.parametrize(
     "wanted", [{"choice": ["yes", "no"]}, {"grammar": 'start: "yes" | "no"'}, {"json": {"enum": [1]}}]
 )

@@ -134,8 +134,19 @@ def places(text: str, pieces: Iterable[str]) -> list[int]:
     return found
 
 
-encode_json = json.JSONEncoder(ensure_ascii=False).encode
-encode_text = json.encoder.encode_basestring
+_encode = json.JSONEncoder(ensure_ascii=False).encode
+_BREAKS = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
+"""Characters at which some clients end a line of a stream, as ``str.splitlines`` does -> their escapes."""
+
+
+def encode_json(value: object) -> str:
+    """JSON on one line, whatever a client takes for the end of one."""
+    return _encode(value).translate(_BREAKS)
+
+
+def encode_text(text: str) -> str:
+    """``encode_json`` of a text, in less time."""
+    return json.encoder.encode_basestring(text).translate(_BREAKS)
 
 
 class AnswerBuilder(Protocol):

@@ -32,7 +32,7 @@ _REFUSED: Mapping[str, tuple[str, Sequence[object]]] = {
         ("function_call functions", "use tools and tool_choice", ("none", "auto", [])),
         ("grammar guided_choice guided_grammar guided_json guided_regex json_schema", "use structured_outputs", ("",)),
         ("input instructions", "send it to /v1/responses", ()),
-        ("max_completion_tokens max_output_tokens", "use max_tokens, or max_output_tokens of a response", ()),
+        ("max_completion_tokens max_output_tokens n_predict", "use max_tokens, or max_output_tokens of a response", ()),
         ("messages", "send it to /v1/chat/completions", ()),
         ("prompt", "send a text to /v1/completions", ()),
         ("repeat_penalty", "use repetition_penalty", (1,)),

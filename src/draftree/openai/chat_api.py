@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Field
 from ..config import Count, LogprobCount
 from ..errors import FieldError
 from ..text.encoding import THOUGHTS, Conversation, check_variables
+from .bad_bodies import UnsupportedError
 from .schema import Body, Many, ResponseFormat, Sent
 from .tools import AnyTool, NamedFunction, WithTools, check_tools, functions
 
@@ -130,6 +131,10 @@ class Prediction(Body):
     content: str | Many[Part]
 
 
+TEMPLATE_WRITES = "a chat template writes its own, leave it out"
+"""Why a conversation has no other special tokens."""
+
+
 class ChatRequest(WithTools):
     """A conversation to answer: the body of ``POST /v1/chat/completions``."""
 
@@ -142,6 +147,7 @@ class ChatRequest(WithTools):
     top_logprobs: LogprobCount | None = None
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
+    add_special_tokens: bool | None = None
     reasoning_effort: str | None = None
 
     @property
@@ -163,6 +169,8 @@ class ChatRequest(WithTools):
     def refuse(self) -> None:
         if self.top_logprobs and not self.logprobs:
             raise FieldError("top_logprobs", "top_logprobs go with logprobs: set that to true")
+        if self.add_special_tokens:
+            raise UnsupportedError("add_special_tokens", TEMPLATE_WRITES)
         if self.add_generation_prompt is not None and self.add_generation_prompt == self._continued:
             names, both = "add_generation_prompt and continue_final_message", json.dumps(self._continued)
             raise FieldError("add_generation_prompt", f"{names} are both {both}: set one of them to true, not both")
@@ -192,8 +200,9 @@ class TokenizeRequest(Sent):
     """A text or a conversation to tokenize. A conversation gets the beginning of an answer."""
 
     prompt: str | None = None
-    content: str | None = None  # llama.cpp's name of the prompt
+    content: str | None = None  # llama.cpp's name of the prompt, whose special tokens are added if asked for
     add_special_tokens: bool | None = None  # of a prompt; not sent: as the model has it
+    add_special: bool | None = None  # llama.cpp's name of that
     messages: Many[Message] | None = None
     tools: Many[AnyTool] | None = None
     chat_template_kwargs: dict[str, Any] | None = None

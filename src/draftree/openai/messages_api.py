@@ -44,7 +44,7 @@ class Block(Body):
     name: str = ""
     input: dict[str, Any] = {}
     tool_use_id: str = ""
-    content: str | Many[Block] = ""
+    content: str | Many[Block] | dict[str, Any] = ""
 
 
 class MessageTurn(Body):
@@ -108,10 +108,10 @@ def _unreadable(block: Block, field: str) -> FieldError:
     return FieldError(f"{field}.type", f"a block of type {block.type!r}: give text")
 
 
-def _returned(content: str | Sequence[Block]) -> str:
+def _returned(content: str | Sequence[Block] | dict[str, Any]) -> str:
     """What a tool returned; of pictures and documents the model reads that they are missing."""
-    if isinstance(content, str):
-        return content
+    if isinstance(content, (str, dict)):
+        return content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
     texts = list[str]()
     for block in content:
         if block.type in _LEFT_OUT:
@@ -126,7 +126,7 @@ class OfferedTool(Body):
     """A function that the client runs, or a tool of Anthropic's own, which no model here has."""
 
     type: str = "custom"
-    name: str
+    name: str = ""
     description: str | None = None
     input_schema: dict[str, Any] | None = None
     strict: bool | None = None
@@ -150,7 +150,7 @@ class ToolChoice(Fields):
 class Thinking(Body):
     """Whether the model thinks before it answers; how much is up to the model."""
 
-    type: Literal["enabled", "disabled", "adaptive"]
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
 
 
 class OutputFormat(Body):
@@ -438,7 +438,8 @@ def message_error(status: int, error: Mapping[str, Any]) -> dict[str, Any]:
         error: in OpenAI's shape, without the object around it.
     """
     kind = "api_error" if status == 500 else _KINDS.get(status, "invalid_request_error")
-    return {"type": "error", "error": {"type": kind, "message": error["message"]}}
+    known = "prompt is too long: " * (error.get("code") == "context_length_exceeded")  # by which clients know it
+    return {"type": "error", "error": {"type": kind, "message": known + error["message"]}}
 
 
 def answer_builder(key: str, model: str, choices: Choices, requests: Sequence[Request]) -> AnswerBuilder:

@@ -188,9 +188,11 @@ class ResponseFormat(NamedSchema):
         Raises:
             FieldError: there is no schema.
         """
-        if self.type != "json_schema":
-            return {"type": "object"} if self.type == "json_object" else None
+        if self.type == "text":
+            return None
         schema = (self.json_schema or self).schema_
+        if self.type == "json_object":  # some servers take its schema beside the type
+            return {"type": "object"} if schema is None else schema
         if schema is None:
             raise FieldError(field, f"{field} has no schema: give one")
         return schema

@@ -24,7 +24,7 @@ from ..engine.trace import RequestTrace, plain, run_record
 from ..errors import DraftreeError, FieldError, QueueFullError
 from ..openai.answers import AnswerBuilder
 from ..openai.bad_bodies import UnsupportedError, check_model
-from ..openai.chat_api import ChatRequest, TokenizeRequest
+from ..openai.chat_api import TEMPLATE_WRITES, ChatRequest, TokenizeRequest
 from ..openai.choices import Choices, decoded, tokenizer_of
 from ..openai.messages_api import Counted, MessageChat, MessagesRequest, answer_builder
 from ..openai.responses_api import ResponsesRequest
@@ -88,6 +88,7 @@ class Server:
             "created": int(time.time()),
             "owned_by": "draftree",
             "max_model_len": self._engine.target.capabilities.max_length,
+            "root": settings.name,  # vLLM's clients take the model's name from it
         }
         self.draining = False
         self._grammars, self._long = WorkQueue("grammars", 2, 64), WorkQueue("long texts", 2, 16)
@@ -228,9 +229,12 @@ class Server:
             raise FieldError("prompt", "give one of prompt, content and messages")
         (text,) = given
         prompt: Prompt = text if isinstance(text, str) else body.conversation()
-        if body.messages is not None and body.add_special_tokens:
-            raise UnsupportedError("add_special_tokens", "a chat template writes its own, leave it out")
-        inputs, bare = self._engine.inputs, bool(text) and body.add_special_tokens is False
+        special = body.add_special if body.add_special_tokens is None else body.add_special_tokens
+        if body.messages is not None and special:
+            raise UnsupportedError("add_special_tokens", TEMPLATE_WRITES)
+        if special is None and body.content is not None:
+            special = False
+        inputs, bare = self._engine.inputs, bool(text) and special is False
         encode: Callable[[Any], list[int]] = inputs.spelled if bare else inputs.encode
         with body.named():
             ids = await self._worked(request, None, encode, prompt)
@@ -251,7 +255,8 @@ class Server:
         vocabulary = self._engine.target.capabilities.vocab_size
         if out := next((token for token in body.tokens if token >= vocabulary), None):
             raise FieldError("tokens", f"token {out}: use ids from 0 to {vocabulary - 1}")
-        return {"prompt": await self._worked(request, None, decoded, self._engine, body.tokens)}
+        text = await self._worked(request, None, decoded, self._engine, body.tokens)
+        return {"prompt": text, "content": text}  # as vLLM calls it, and llama.cpp
 
     async def health(self) -> Response:
         """Report liveness: 200 while the engine makes steps, else 503."""
