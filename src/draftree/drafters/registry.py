@@ -76,7 +76,7 @@ COMPOSED = {
     "FOLDER": "a draft head that 'draftree train head' wrote",
     "MODEL": "any model; one of another vocabulary drafts text",
     "MODULE:NAME": "your own: a function, or a class, that makes a DraftSource for the target",
-    "A+B": "an ensemble: A drafts a tree where it is sure of the next token, else B",
+    "A+B": "an ensemble: the first that is sure of the next token drafts; those without a model come first",
     "A>B": "a cascade: A proposes to B, which verifies and corrects that (settings: A:method=M, "
     "B:tau=H:pending=N:rejected=end|on)",
 }
