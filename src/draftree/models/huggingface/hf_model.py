@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from copy import copy
 from dataclasses import dataclass, field, replace
 from threading import RLock
@@ -40,6 +41,7 @@ from ..base import (
 from ..protocols import LayerSizes
 from . import attention, inspection, long_rope, norms
 from .cache import FeatureRow, Rows, TreeCache, bytes_of, feature_row, long_row
+from .masks import Windows, find_windows
 from .pass_inputs import POSITION
 from .runner import GraphRunner, Pass, Runner, StockRunner, chosen_runner, exclusive, runner_of
 from .torch_scores import scores_of
@@ -51,11 +53,15 @@ class SharedState:
 
     Attributes:
         lock: held by the thread that is inside a method of any of them.
+        settled: ``windows`` have been looked for, and LongRoPE is settled.
+        windows: of its sliding layers; None: none that passes have masks for.
         tested: attention with which the self-test was passed.
         hidden: reads hidden states.
     """
 
     lock: RLock = field(default_factory=RLock)
+    settled: bool = False
+    windows: Windows | None = None
     tested: str | None = None
     hidden: inspection.HiddenStates = field(default_factory=inspection.HiddenStates)
 
@@ -104,22 +110,27 @@ class HFModel(LanguageModel):
         attention.take_over(model)
         self.model = model.eval()
         self.tokenizer = tokenizer
-        can = inspection.capabilities(model, name)
-        if model not in _SHARED:
-            long_rope.settle(model, can.max_length)
         shared = _SHARED.setdefault(model, SharedState())
+        if not shared.settled:
+            with shared.lock:
+                shared.windows = find_windows(model)
+        can = inspection.capabilities(model, name, has_windows=shared.windows is not None)
+        if not shared.settled:
+            long_rope.settle(model, can.max_length)
+            shared.settled = True
         self.capabilities: Capabilities = replace(can, runner=chosen_runner(runner, can.device))
         self._lock, self._hidden = shared.lock, shared.hidden
         if can.device.startswith("cuda"):
             norms.fuse(model)
         self.layers: int = model.config.get_text_config(decoder=True).num_hidden_layers
-        self._runner: Runner = runner_of(self.capabilities.runner, StockRunner(model, shared.hidden))
+        self._runner: Runner = runner_of(self.capabilities.runner, StockRunner(model, shared.hidden, shared.windows))
         self.cache_bytes = inspection.free_bytes(self.capabilities.device) // 2
         self._start()
         if self_test and shared.tested != self.capabilities.attention:
             try:
-                inspection.self_test(self)
-                self._check_causal()
+                with shared.lock, shared.windows.narrowed() if shared.windows else nullcontext():
+                    inspection.self_test(self)
+                    self._check_causal()
             except CacheError:
                 raise
             except (RuntimeError, TypeError, IndexError, AttributeError) as error:

@@ -118,9 +118,14 @@ def _experts(model: PreTrainedModel) -> tuple[list[Tensor], float]:
     return [weight for layer in layers for weight in layer.parameters()], min(1.0, chosen / count)
 
 
-def capabilities(model: PreTrainedModel, name: str) -> Capabilities:
+def capabilities(model: PreTrainedModel, name: str, *, has_windows: bool = False) -> Capabilities:
+    """What a model can do.
+
+    Args:
+        has_windows: its passes have masks for its sliding layers.
+    """
     config = model.config.get_text_config(decoder=True)
-    max_length, reason = _max_length(config)
+    max_length, reason = _max_length(config, has_windows=has_windows)
     embeddings, output = (layer.weight for layer in (model.get_input_embeddings(), model.get_output_embeddings()))
     multiplied = (p for p in model.parameters() if p is not embeddings or p is output)
     return Capabilities(
@@ -211,21 +216,21 @@ def _eos_ids(model: PreTrainedModel) -> frozenset[int]:
     return frozenset(ids)
 
 
-def _max_length(config: object) -> tuple[int, str]:
+def _max_length(config: object, *, has_windows: bool) -> tuple[int, str]:
     """Most tokens of a sequence. Inside a sliding window or chunk every mask is the full causal one, beyond it not."""
-    limits = [(_whole(config, "max_position_embeddings") or 2**31 - 1, "its context")]
+    limits = [(whole_number(config, "max_position_embeddings") or 2**31 - 1, "its context")]
     layers = getattr(config, "layer_types", None)
     for field, kind in (
         ("sliding_window", "sliding_attention"),
         ("attention_chunk_size", "chunked_attention"),
     ):
-        window = _whole(config, field)
-        if window and (layers is None or kind in layers):
+        window, is_masked = whole_number(config, field), has_windows and kind == "sliding_attention"
+        if window and not is_masked and (layers is None or kind in layers):
             limits.append((window, f"its {field}, inside which trees are exact"))
     return min(limits)
 
 
-def _whole(config: object, field: str) -> int:
+def whole_number(config: object, field: str) -> int:
     """A number of tokens in a config, 0 where it has none."""
     value = getattr(config, field, None) or 0
     if not isinstance(value, int) or value < 0:
