@@ -35,6 +35,8 @@ from transformers import (
     GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    Mamba2Config,
+    Mamba2ForCausalLM,
     MambaConfig,
     MambaForCausalLM,
     MistralConfig,
@@ -49,6 +51,8 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen3_5ForCausalLM,
+    Qwen3NextForCausalLM,
     RobertaConfig,
     RobertaForCausalLM,
     T5Config,
@@ -56,6 +60,8 @@ from transformers import (
 )
 
 from draftree.text.encoding import CALL_TAGS
+
+from . import families
 
 torch.set_num_threads(1)
 """Models this small are several times slower on more threads, above all on a busy machine."""
@@ -78,6 +84,11 @@ _GROUPED: dict[str, Any] = {**_SIZES, "num_key_value_heads": 2}
 _SLIDES: dict[str, Any] = {**_GROUPED, "sliding_window": WINDOW}
 _ALTERNATES: dict[str, Any] = {**_SLIDES, "layer_types": ["sliding_attention", "full_attention"]}
 _ROPE: dict[str, Any] = {"rope_type": "default", "rope_theta": 10000.0}
+
+
+def _config(family: str) -> Any:
+    return families.FAMILIES[family].configuration()
+
 
 _BUILDERS: dict[str, Callable[[], PreTrainedModel]] = {
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**_GROUPED)),
@@ -129,6 +140,11 @@ _BUILDERS: dict[str, Callable[[], PreTrainedModel]] = {
     ),
     "roberta": lambda: RobertaForCausalLM(RobertaConfig(**{**_SIZES, "pad_token_id": 1}, is_decoder=True)),
     "mamba": lambda: MambaForCausalLM(MambaConfig(**_IDS, hidden_size=32, state_size=4, num_hidden_layers=2)),
+    "mamba2": lambda: Mamba2ForCausalLM(
+        Mamba2Config(**_IDS, hidden_size=32, num_heads=8, head_dim=8, state_size=8, n_groups=1, num_hidden_layers=2)
+    ),
+    "qwen3_5": lambda: Qwen3_5ForCausalLM(_config("qwen35")),
+    "qwen3_next": lambda: Qwen3NextForCausalLM(_config("qwen3next")),
 }
 
 FAMILIES = ("llama", "llama_mha", "qwen2", "gpt2", "opt", "gpt_neox", "mistral", "gemma")

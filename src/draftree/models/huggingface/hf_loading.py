@@ -33,6 +33,7 @@ from ...errors import (
     DraftreeError,
     DraftreeWarning,
     ModelFileError,
+    NoTreesError,
     RunError,
     UnknownNameError,
     UnsupportedModelError,
@@ -47,6 +48,7 @@ from ..memory import check_fits
 from ..model_files import DEFAULT_MODEL, EMBEDDED, checkpoint, gguf_path
 from .hf_model import HFModel
 from .inspection import layer_sizes
+from .linear_hf_model import LinearHFModel
 from .runner import chosen_runner
 
 AUTO, BACKEND = "auto", "transformers"
@@ -59,12 +61,16 @@ def load_huggingface(
     dtype: str | None = None,
     device: str | None = None,
     runner: str | None = None,
-) -> HFModel:
-    """A model by transformers (``ModelOptions`` for the arguments)."""
+) -> HFModel | LinearHFModel:
+    """A model by transformers (``ModelOptions`` for the arguments); without trees where its rows cannot branch."""
     place, weights = _place(dtype, device)
     chosen_runner(runner, place.type)
     stock, tokenizer = _load(name, place, weights)
-    model = HFModel(stock, tokenizer, name=name, runner=runner)
+    model: HFModel | LinearHFModel
+    try:
+        model = HFModel(stock, tokenizer, name=name, runner=runner)
+    except NoTreesError as error:
+        model = LinearHFModel(stock, tokenizer, name, error.reason)
     if (gguf := gguf_path(name)) is not None:  # the same model as over llama.cpp
         model.capabilities = replace(model.capabilities, fingerprint=fingerprint(check_gguf(gguf)))
     return model

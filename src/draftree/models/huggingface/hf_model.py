@@ -23,7 +23,7 @@ from torch.nn.functional import embedding
 from transformers import PreTrainedModel
 
 from ...config import typed
-from ...errors import CacheError, UnsupportedModelError
+from ...errors import CacheError, NoTreesError, first_line
 from ...scores import LastScores, Scores
 from ...text.encoding import Tokenizer
 from ..base import (
@@ -89,7 +89,8 @@ class HFModel(LanguageModel):
         self_test: compare tree logits with sequential ones.
 
     Raises:
-        UnsupportedModelError: the model cannot be given draft trees.
+        NoTreesError: its rows cannot branch (``linear_hf_model`` decodes without drafts).
+        UnsupportedModelError: it cannot be given draft trees, for another reason.
         ConfigError: there is no such runner.
     """
 
@@ -131,13 +132,12 @@ class HFModel(LanguageModel):
                 with shared.lock, shared.windows.narrowed() if shared.windows else nullcontext():
                     inspection.self_test(self)
                     self._check_causal()
-            except CacheError:
+            except (CacheError, torch.OutOfMemoryError):
                 raise
             except (RuntimeError, TypeError, IndexError, AttributeError) as error:
-                raise UnsupportedModelError(
-                    f"{name} ({type(model).__name__}) fails the tree self-test with {type(error).__name__}: {error}: "
-                    "use transformers' own generate for it"
-                ) from error
+                raised = f"{type(error).__name__}: {first_line(error)}"
+                why = f"{type(model).__name__} fails the tree self-test with {raised}"
+                raise NoTreesError(name, inspection.TREES, why, inspection.OWN) from error
             shared.tested = self.capabilities.attention
             self._start(self.cache)
 
