@@ -22,8 +22,9 @@ from draftree.models.base import LanguageModel, Nodes, prefill
 from draftree.models.huggingface.attention import attend_as_one
 from draftree.models.huggingface.hf_loading import load_stock
 from draftree.models.huggingface.hf_model import HFModel
+from draftree.models.huggingface.masks import additive
 from draftree.models.huggingface.pass_inputs import GRAIN
-from draftree.models.huggingface.runner import RUNNERS, additive, cuda_graph
+from draftree.models.huggingface.runner import RUNNERS, cuda_graph
 from draftree.models.loading import load
 from draftree.text.encoding import encode, user
 from draftree.tree import ROOT, ancestors

@@ -51,8 +51,9 @@ def _drafter(name: str) -> Drafter:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("name", ["lookup", "relative"])
-def test_batched_trees_give_the_ids_of_ar_decoding(name: str, temperature: float) -> None:
-    target = _on_gpu(tiny())
+@pytest.mark.parametrize("kind", ["llama", "gemma3_window"])
+def test_batched_trees_give_the_ids_of_ar_decoding(kind: str, name: str, temperature: float) -> None:
+    target = _on_gpu(tiny(kind))
     params = SamplingParams(max_tokens=40, temperature=temperature, seed=5)
     want = [Engine(target).generate([p], params)[0].token_ids for p in PROMPTS]
     assert [g.token_ids for g in Engine(target, Speculation(_drafter(name))).generate(PROMPTS, params)] == want

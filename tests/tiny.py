@@ -19,6 +19,10 @@ from torch import Tensor
 from transformers import (
     BloomConfig,
     BloomForCausalLM,
+    Cohere2Config,
+    Cohere2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     GemmaConfig,
     GemmaForCausalLM,
     GPT2Config,
@@ -27,8 +31,12 @@ from transformers import (
     GPTNeoForCausalLM,
     GPTNeoXConfig,
     GPTNeoXForCausalLM,
+    GptOssConfig,
+    GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    Mamba2Config,
+    Mamba2ForCausalLM,
     MambaConfig,
     MambaForCausalLM,
     MistralConfig,
@@ -37,10 +45,14 @@ from transformers import (
     OpenAIGPTLMHeadModel,
     OPTConfig,
     OPTForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen3_5ForCausalLM,
+    Qwen3NextForCausalLM,
     RobertaConfig,
     RobertaForCausalLM,
     T5Config,
@@ -49,12 +61,14 @@ from transformers import (
 
 from draftree.text.encoding import CALL_TAGS
 
+from . import families
+
 torch.set_num_threads(1)
 """Models this small are several times slower on more threads, above all on a busy machine."""
 
 VOCAB, BYTES_VOCAB = 61, 288
 MAX_LENGTH = 128
-WINDOW = 16
+WINDOW = 8
 
 _STD = 0.3
 _IDS: dict[str, Any] = {"vocab_size": VOCAB, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
@@ -67,6 +81,14 @@ _SIZES: dict[str, Any] = {
     "max_position_embeddings": MAX_LENGTH,
 }
 _GROUPED: dict[str, Any] = {**_SIZES, "num_key_value_heads": 2}
+_SLIDES: dict[str, Any] = {**_GROUPED, "sliding_window": WINDOW}
+_ALTERNATES: dict[str, Any] = {**_SLIDES, "layer_types": ["sliding_attention", "full_attention"]}
+_ROPE: dict[str, Any] = {"rope_type": "default", "rope_theta": 10000.0}
+
+
+def _config(family: str) -> Any:
+    return families.FAMILIES[family].configuration()
+
 
 _BUILDERS: dict[str, Callable[[], PreTrainedModel]] = {
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**_GROUPED)),
@@ -90,7 +112,14 @@ _BUILDERS: dict[str, Callable[[], PreTrainedModel]] = {
     "gpt_neox": lambda: GPTNeoXForCausalLM(GPTNeoXConfig(**_SIZES)),
     "mistral": lambda: MistralForCausalLM(MistralConfig(**_GROUPED, sliding_window=None)),
     "gemma": lambda: GemmaForCausalLM(GemmaConfig(**_GROUPED, head_dim=8)),
-    "mistral_window": lambda: MistralForCausalLM(MistralConfig(**_GROUPED, sliding_window=WINDOW)),
+    "mistral_window": lambda: MistralForCausalLM(MistralConfig(**_SLIDES)),
+    "phi3_window": lambda: Phi3ForCausalLM(Phi3Config(**_SLIDES)),
+    "qwen2_window": lambda: Qwen2ForCausalLM(Qwen2Config(**_SLIDES, use_sliding_window=True, max_window_layers=1)),
+    "gemma3_window": lambda: Gemma3ForCausalLM(Gemma3TextConfig(**_ALTERNATES, head_dim=8)),
+    "gpt_oss_window": lambda: GptOssForCausalLM(
+        GptOssConfig(**_ALTERNATES, head_dim=8, num_local_experts=4, num_experts_per_tok=2, rope_parameters=_ROPE)
+    ),
+    "cohere2_window": lambda: Cohere2ForCausalLM(Cohere2Config(**_ALTERNATES, logit_scale=1.0)),
     "bloom": lambda: BloomForCausalLM(BloomConfig(**_IDS, hidden_size=32, n_layer=2, n_head=4)),
     "t5": lambda: T5ForConditionalGeneration(
         T5Config(vocab_size=VOCAB, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4)
@@ -111,10 +140,17 @@ _BUILDERS: dict[str, Callable[[], PreTrainedModel]] = {
     ),
     "roberta": lambda: RobertaForCausalLM(RobertaConfig(**{**_SIZES, "pad_token_id": 1}, is_decoder=True)),
     "mamba": lambda: MambaForCausalLM(MambaConfig(**_IDS, hidden_size=32, state_size=4, num_hidden_layers=2)),
+    "mamba2": lambda: Mamba2ForCausalLM(
+        Mamba2Config(**_IDS, hidden_size=32, num_heads=8, head_dim=8, state_size=8, n_groups=1, num_hidden_layers=2)
+    ),
+    "qwen3_5": lambda: Qwen3_5ForCausalLM(_config("qwen35")),
+    "qwen3_next": lambda: Qwen3NextForCausalLM(_config("qwen3next")),
 }
 
 FAMILIES = ("llama", "llama_mha", "qwen2", "gpt2", "opt", "gpt_neox", "mistral", "gemma")
-"""Families that take draft trees up to ``MAX_LENGTH`` tokens; "mistral_window" does up to ``WINDOW``."""
+"""Families that take draft trees."""
+WINDOWED = ("mistral_window", "phi3_window", "qwen2_window", "gemma3_window", "gpt_oss_window", "cohere2_window")
+"""Families of which all layers (the first two), or every other one, attend to ``WINDOW`` tokens."""
 
 
 def tiny(kind: str = "llama", seed: int = 0, attention: str | None = None) -> PreTrainedModel:

@@ -127,8 +127,8 @@ class NoTreesError(UnsupportedModelError):
         reason: why, in a sentence.
     """
 
-    def __init__(self, name: str, what: str, reason: str) -> None:
-        super().__init__(f"{name} cannot {what}: {reason}")
+    def __init__(self, name: str, what: str, reason: str, advice: str = "") -> None:
+        super().__init__(f"{name} cannot {what}: {reason}{': ' * bool(advice)}{advice}")
         self.reason = reason
 
 

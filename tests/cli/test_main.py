@@ -376,10 +376,13 @@ def test_a_folder_without_a_model_is_one_line(tmp_path: Path, capsys: Captured) 
     assert "config.json" in capsys.readouterr().err
 
 
-def test_a_model_that_cannot_do_trees_is_refused_with_a_way_out(tmp_path: Path, capsys: Captured) -> None:
-    folder = save_tiny(tmp_path / "bloom", kind="bloom")
-    assert run(["info", str(folder)]) == 2
-    assert "ALiBi" in capsys.readouterr().err
+def test_a_model_that_cannot_do_trees_decodes_without_drafts(tmp_path: Path, capsys: Captured) -> None:
+    folder = str(save_tiny(tmp_path / "bloom", kind="bloom"))
+    assert run(["info", folder]) == 0
+    out = capsys.readouterr().out
+    assert "transformers, without drafts" in out and "ALiBi" in out
+    assert run(["generate", "the cat", "--target", folder, "--max-tokens", "4"]) == 0
+    assert capsys.readouterr().err.count("decodes without drafts") == 1
 
 
 def test_the_installed_command_fails_with_its_exit_code() -> None:

@@ -13,7 +13,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from draftree.models.huggingface.attention import EAGER, NAME, attend_as_one, by_products, grouped_sdpa, take_over
 from draftree.models.huggingface.hf_model import HFModel
 
-from ..tiny import FAMILIES, causal_logits, tiny
+from ..tiny import FAMILIES, WINDOWED, causal_logits, tiny
 
 ROWS, SLOTS, DIM = 3, 23, 8
 HEADS = pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (4, 4), (8, 1)])
@@ -123,7 +123,7 @@ def test_a_model_on_eager_attention_keeps_its_own() -> None:
     assert torch.equal(causal_logits(model, range(20)), before)
 
 
-@pytest.mark.parametrize("kind", FAMILIES)
+@pytest.mark.parametrize("kind", [*FAMILIES, *WINDOWED])
 def test_generate_of_transformers_gives_the_same_ids_as_before(kind: str) -> None:
     model: Any = tiny(kind)
     prompts, real = torch.tensor([[5, 6, 7, 8], [0, 0, 9, 3]]), torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1]])
@@ -137,7 +137,7 @@ def test_generate_of_transformers_gives_the_same_ids_as_before(kind: str) -> Non
     assert generate() == before
 
 
-@pytest.mark.parametrize("kind", FAMILIES)
+@pytest.mark.parametrize("kind", [*FAMILIES, *WINDOWED])
 def test_a_plain_forward_gives_the_same_logits_as_before(kind: str) -> None:
     model = tiny(kind)
     before = causal_logits(model, range(20))

@@ -7,11 +7,19 @@ from pathlib import Path
 import pytest
 
 from draftree.cli.main import run
-from draftree.errors import DraftreeWarning, NotNativeError
+from draftree.errors import (
+    DraftreeError,
+    DraftreeWarning,
+    ModelFileError,
+    NotNativeError,
+    RunError,
+    UnsupportedModelError,
+)
+from draftree.models import loading
 from draftree.models.base import LanguageModel
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.models.llama.llama_model import LlamaModel
-from draftree.models.loading import ModelOptions, load
+from draftree.models.loading import Backend, ModelOptions, load
 from draftree.models.native.binding import open_library
 from draftree.models.native.native_model import NativeModel
 
@@ -76,3 +84,21 @@ def test_without_the_engines_library_llama_cpp_runs_the_file(
             assert backend_of(load(str(path))) == "transformers"
     finally:
         open_library.cache_clear()
+
+
+def test_where_transformers_fails_too_the_error_has_both_reasons_and_a_way_out(
+    tmp_path: Path, cache: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "has_library", lambda: False)
+    path = str(tiny_gguf.write(tmp_path / "tiny.gguf", architecture="baichuan"))
+    with pytest.raises(ModelFileError, match=r"'baichuan' .*draftree\[llama\].*cannot load"):
+        load(path)
+    for kind in (RunError, ModelFileError, UnsupportedModelError):
+
+        def fail(name: str, kind: type[DraftreeError] = kind) -> LanguageModel:
+            raise kind("it fails")
+
+        with monkeypatch.context() as failing:
+            failing.setitem(loading.BACKENDS, "transformers", Backend(fail, frozenset()))
+            with pytest.raises(kind, match=r"'baichuan' .*draftree\[llama\].*it fails"):
+                load(path)

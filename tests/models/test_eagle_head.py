@@ -16,11 +16,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from draftree.drafters.registry import load_drafter
 from draftree.errors import ConfigError, ModelFileError, RunError, UnknownNameError
-from draftree.models.data_packages import shipped
 from draftree.models.heads.eagle_network import save_head
 from draftree.models.heads.head_folder import SHIPPED, find_head, load_head, load_head_for
 from draftree.models.heads.head_format import EagleConfig
 from draftree.models.huggingface.hf_model import HFModel
+from draftree.models.model_files import shipped
 from draftree.policies.methods import find_policy
 from draftree.train.head_architectures import new_eagle
 

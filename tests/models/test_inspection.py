@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from draftree.errors import PromptError, UnsupportedModelError
+from draftree.errors import UnsupportedModelError
 from draftree.models.base import prefill
 from draftree.models.huggingface import inspection
 from draftree.models.huggingface.hf_model import HFModel
 
 from ..references import nbytes
-from ..tiny import FAMILIES, MAX_LENGTH, VOCAB, WINDOW, tiny
+from ..tiny import FAMILIES, MAX_LENGTH, VOCAB, WINDOW, WINDOWED, tiny
 
 OWN_GENERATE = "use transformers' own generate"
 
@@ -80,32 +80,15 @@ def test_alibi_asked_for_in_the_config_is_refused() -> None:
         HFModel(model, name="my-llama")
 
 
-def test_a_sliding_window_limits_the_length_and_says_so() -> None:
-    can = HFModel(tiny("mistral_window")).capabilities
-    assert can.max_length == WINDOW
-    assert "sliding_window" in can.max_length_reason
-
-
-def test_a_prompt_longer_than_the_sliding_window_is_refused_for_the_window() -> None:
-    with pytest.raises(PromptError, match="sliding_window"):
-        prefill(HFModel(tiny("mistral_window")), [1] * (WINDOW + 1))
-
-
-def test_a_sliding_window_that_no_layer_uses_limits_nothing() -> None:
-    model = tiny("qwen2")
-    model.config.sliding_window = WINDOW
-    assert model.config.layer_types == ["full_attention", "full_attention"]
-    assert HFModel(model).capabilities.max_length == MAX_LENGTH
-
-
-def test_a_window_wider_than_the_context_limits_nothing() -> None:
-    model = tiny("mistral_window")
-    model.config.sliding_window = MAX_LENGTH + 1
+def test_a_chunk_of_attention_limits_the_length_and_says_so() -> None:
+    model = tiny()
+    model.config.attention_chunk_size = WINDOW
     can = HFModel(model).capabilities
-    assert (can.max_length, can.max_length_reason) == (MAX_LENGTH, "its context")
+    assert can.max_length == WINDOW
+    assert "attention_chunk_size" in can.max_length_reason
 
 
-@pytest.mark.parametrize("kind", FAMILIES)
+@pytest.mark.parametrize("kind", [*FAMILIES, *WINDOWED])
 def test_the_context_limits_the_length(kind: str) -> None:
     assert HFModel(tiny(kind)).capabilities.max_length == MAX_LENGTH
 
@@ -137,13 +120,13 @@ def test_capabilities_describe_the_model() -> None:
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("kind", [*FAMILIES, "mistral_window"])
+@pytest.mark.parametrize("kind", FAMILIES)
 def test_the_self_test_passes(kind: str, attention: str) -> None:
     inspection.self_test(HFModel(tiny(kind, attention=attention), self_test=False))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("kind", FAMILIES)
+@pytest.mark.parametrize("kind", [*FAMILIES, "mistral_window", "gemma3_window"])
 def test_the_self_test_passes_in_other_precisions(kind: str, dtype: torch.dtype) -> None:
     inspection.self_test(HFModel(tiny(kind).to(dtype), self_test=False))  # type: ignore[arg-type]
 

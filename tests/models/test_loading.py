@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from draftree.cli.main import run
 from draftree.errors import DraftreeWarning, ModelFileError, PromptError, RunError, UnsupportedModelError
+from draftree.models import memory
 from draftree.models.base import Nodes, prefill
 from draftree.models.huggingface import hf_loading
 from draftree.models.huggingface.hf_loading import cache_folder, load_stock
@@ -385,6 +387,23 @@ def test_a_full_disk_is_one_line(
     complaint = capsys.readouterr().err.splitlines()[-1]
     assert str(cache) in complaint
     assert "make room" in complaint
+    assert not list(cache.iterdir())
+
+
+@pytest.mark.parametrize("short", ["memory", "disk"])
+def test_a_conversion_for_which_there_is_no_room_does_not_begin(
+    short: str, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    """Four bytes a weight: the kernel ended the process, or the disk was full after minutes."""
+    size, path = 4 * sum(weight.numel() for weight in tiny().parameters()), save_gguf(tmp_path / "tiny.gguf")
+    if short == "memory":
+        monkeypatch.setattr(memory, "free_memory", lambda: size)
+    else:
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=size - 1))
+    assert run(["info", str(path), "--backend", "transformers"]) == 1
+    complaint = capsys.readouterr().err
+    assert complaint.count("\n") == 1 and "Converting" not in complaint
+    assert all(part in complaint for part in ("tiny.gguf", "float32", " GB are free"))
     assert not list(cache.iterdir())
 
 

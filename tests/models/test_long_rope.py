@@ -169,9 +169,9 @@ def test_models_on_the_same_weights_and_on_copies_of_them_agree(kind: str) -> No
 
 
 def test_a_model_that_takes_no_longer_texts_keeps_the_short_factors() -> None:
-    """A window keeps texts within the length that was trained on."""
+    """A chunk of attention keeps texts within the length that was trained on."""
     stock = _stock("phi3")
-    stock.config.sliding_window = WINDOW
+    stock.config.attention_chunk_size = WINDOW
     model = HFModel(stock)
     assert model.capabilities.max_length == WINDOW
     short = causal_logits(_stock("phi3"), TEXT[:WINDOW])

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 from draftree.models.base import Nodes, Row
 from draftree.models.huggingface.cache import TreeCache
@@ -97,7 +97,8 @@ def storage(cache: Any) -> list[tuple[Tensor, Tensor]]:
 def assert_cached(model: HFModel, kind: str, row: Row, committed: Sequence[int]) -> None:
     """The row's keys and values, layer by layer, and its next logits are those of a fresh prefill."""
     assert row.length == len(committed)
-    cache = reference(kind)(input_ids=torch.tensor([list(committed)]), use_cache=True).past_key_values
+    whole = DynamicCache()  # without the config, whose windows would drop keys
+    cache = reference(kind)(input_ids=torch.tensor([list(committed)]), past_key_values=whole).past_key_values
     for (keys, values), (true_keys, true_values) in zip(storage(model.cache), storage(cache), strict=True):
         assert_close(keys[row.number, :, : row.length], true_keys[0])
         assert_close(values[row.number, :, : row.length], true_values[0])

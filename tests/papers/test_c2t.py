@@ -20,13 +20,12 @@ from draftree.drafters.spec import DrafterSpec
 from draftree.engine.engine import Engine, load_engine
 from draftree.engine.speculation import Speculation, SpeculationParams
 from draftree.errors import ConfigError, DraftreeWarning
-from draftree.models.data_packages import PACKAGE
 from draftree.models.heads.eagle_network import save_head
 from draftree.models.heads.head_folder import find_head, load_head
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.models.huggingface.inspection import fingerprint
 from draftree.models.loading import BACKENDS, load
-from draftree.models.model_files import DEFAULT_MODEL
+from draftree.models.model_files import DEFAULT_MODEL, PACKAGE
 from draftree.papers.c2t import DEFAULT, Classifier, ClassifierTree, Score, read_classifier
 from draftree.policies.base import Frontier
 from draftree.policies.methods import find_policy

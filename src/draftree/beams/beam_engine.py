@@ -95,7 +95,7 @@ class BeamEngine:
         if source is not None and not isinstance(source, ModelSource):
             raise ConfigError(f"drafter {source.name} {_ONE_SEQUENCE}")
         if reason := target.capabilities.no_trees:
-            raise NoTreesError(target.capabilities.name, "decode beams", f"{reason}: leave the beams out")
+            raise NoTreesError(target.capabilities.name, "decode beams", reason, "leave the beams out")
         self.target = target
         self.source: ModelSource | None = source
         self.tokenizer = target.tokenizer

@@ -16,10 +16,10 @@ from ..config import SamplingParams
 from ..engine.engine import Engine
 from ..engine.speculation import SpeculationParams
 from ..errors import ConfigError, ModelFileError, RunError, UnknownNameError
-from ..models.data_packages import shipped
 from ..models.heads.head_folder import SHIPPED, find_head, head_in
 from ..models.heads.head_format import CONFIG
 from ..models.heads.own_heads import HEAD_RECORD, RECORD, named_head, own_heads
+from ..models.model_files import shipped
 from ..progress import out
 from .options import NAMES, ComputeOptions, with_options
 

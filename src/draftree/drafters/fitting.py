@@ -15,7 +15,7 @@ def fitted(model: LanguageModel, target: LanguageModel) -> LanguageModel:
         VocabularyError: its token ids are others, and one of the two has no tokenizer.
     """
     if reason := model.capabilities.no_trees:
-        raise NoTreesError(f"drafter {model.capabilities.name}", "grow trees", f"{reason}: use another draft model")
+        raise NoTreesError(f"drafter {model.capabilities.name}", "grow trees", reason, "use another draft model")
     if share_vocabulary(model, target):
         return model
     if bare := next((one for one in (target, model) if one.tokenizer is None), None):

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, NamedTuple, TypedDict, Unpack
 from ..config import Count, typed
 from ..errors import (
     ConfigError,
+    DraftreeError,
     DraftreeWarning,
     MissingPackageError,
     NotNativeError,
     NoTreesError,
     UnknownNameError,
     needs_extra,
+    shortened,
 )
 from ..installation import install_command
 from .base import LanguageModel
@@ -113,6 +115,11 @@ def load_here(name: str, **options: Unpack[ModelOptions]) -> LanguageModel:
             model = BACKENDS[next_backends[0]].load(name, **given)
         except MissingPackageError:
             raise error from None
+        except DraftreeError as failed:
+            if next_backends[0] == "transformers":  # llama.cpp is not installed, or it would come first
+                way_out = f"use backend llama.cpp ({install_command('draftree[llama]')})"
+                failed.args = (shortened(f"{error.reason}: {way_out}; transformers does not run it either: {failed}"),)
+            raise
         warnings.warn(f"{name} runs on {next_backends[0]}: {error.reason}", DraftreeWarning, stacklevel=3)
         return model
 

@@ -38,17 +38,24 @@ def largest_weights(free: int) -> int:
     return free * _SHARE // (_SHARE + 1)
 
 
-def check_fits(path: Path, weights: int) -> None:
-    """Raise RunError if weights of so many bytes do not fit into the free memory."""
+_SMALLER = "take a smaller quantisation"
+
+
+def check_fits(path: Path, weights: int, advice: str = _SMALLER) -> None:
+    """Raise RunError if weights of so many bytes do not fit into the free memory (``too_large``)."""
     if weights > largest_weights(free := free_memory()):
-        raise too_large(path, weights, free)
+        raise too_large(path, weights, free, advice)
 
 
-def too_large(path: Path, weights: int, free: int) -> RunError:
+def too_large(path: Path, weights: int, free: int, advice: str = _SMALLER) -> RunError:
+    """The error of weights that do not fit.
+
+    Args:
+        advice: what to do, beside ending other programs.
+    """
     needed = (weights + weights / _SHARE) / 1e9
     return RunError(
-        f"{path} needs {needed:.3g} GB of memory, and {free / 1e9:.3g} GB are free: take a smaller quantisation, or "
-        "end other programs"
+        f"{path} needs {needed:.3g} GB of memory, and {free / 1e9:.3g} GB are free: {advice}, or end other programs"
     )
 
 

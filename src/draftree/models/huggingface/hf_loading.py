@@ -8,6 +8,7 @@ import hashlib
 import io
 import json
 import logging
+import math
 import shutil
 import threading
 import warnings
@@ -32,6 +33,7 @@ from ...errors import (
     DraftreeError,
     DraftreeWarning,
     ModelFileError,
+    NoTreesError,
     RunError,
     UnknownNameError,
     UnsupportedModelError,
@@ -41,10 +43,12 @@ from ...errors import (
 from ...progress import err
 from ..base import EAGER
 from ..gguf.gguf_checks import check as check_gguf
-from ..gguf.gguf_file import fingerprint
+from ..gguf.gguf_file import GGUFHeader, fingerprint
+from ..memory import check_fits
 from ..model_files import DEFAULT_MODEL, EMBEDDED, checkpoint, gguf_path
 from .hf_model import HFModel
 from .inspection import layer_sizes
+from .linear_hf_model import LinearHFModel
 from .runner import chosen_runner
 
 AUTO, BACKEND = "auto", "transformers"
@@ -57,12 +61,16 @@ def load_huggingface(
     dtype: str | None = None,
     device: str | None = None,
     runner: str | None = None,
-) -> HFModel:
-    """A model by transformers (``ModelOptions`` for the arguments)."""
+) -> HFModel | LinearHFModel:
+    """A model by transformers (``ModelOptions`` for the arguments); without trees where its rows cannot branch."""
     place, weights = _place(dtype, device)
     chosen_runner(runner, place.type)
     stock, tokenizer = _load(name, place, weights)
-    model = HFModel(stock, tokenizer, name=name, runner=runner)
+    model: HFModel | LinearHFModel
+    try:
+        model = HFModel(stock, tokenizer, name=name, runner=runner)
+    except NoTreesError as error:
+        model = LinearHFModel(stock, tokenizer, name, error.reason)
     if (gguf := gguf_path(name)) is not None:  # the same model as over llama.cpp
         model.capabilities = replace(model.capabilities, fingerprint=fingerprint(check_gguf(gguf)))
     return model
@@ -152,9 +160,9 @@ def convert(gguf: Path) -> Path:
 
     Raises:
         ModelFileError: the file is not a GGUF model that transformers can read.
-        RunError: the cache directory cannot be written.
+        RunError: it does not fit into memory, or into the cache directory, or that cannot be written.
     """
-    check_gguf(gguf)
+    header = check_gguf(gguf)
     folder = cache_folder() / f"{gguf.stem}-{_identity(gguf)}"
     if folder.is_dir():
         return folder
@@ -164,6 +172,7 @@ def convert(gguf: Path) -> Path:
         with FileLock(folder.parent.with_suffix(".lock")):  # another process may be at it: wait for that one
             if not folder.is_dir():
                 shutil.rmtree(part, ignore_errors=True)  # of a process that was killed
+                _check_room(header, folder.parent)
                 try:
                     _convert_into(gguf, part)
                     part.rename(folder)
@@ -173,6 +182,20 @@ def convert(gguf: Path) -> Path:
         advice = f"{way_out(error)}, or set XDG_CACHE_HOME to another place"
         raise RunError(f"cannot write the model cache {cache_folder()}: {first_line(error)}: {advice}") from None
     return folder
+
+
+def _check_room(header: GGUFHeader, folder: Path) -> None:
+    """A file's weights fit into memory and into a folder, four bytes each.
+
+    Raises:
+        RunError: they do not fit into memory.
+        OSError: they do not fit into the folder.
+    """
+    size = 4 * sum(math.prod(tensor.shape) for tensor in header.tensors)
+    check_fits(header.path, size, "it is converted to float32: use backend native or llama.cpp, or a smaller model")
+    if size > (free := shutil.disk_usage(folder).free):
+        what = f"{header.path.name} takes {size / 1e9:.3g} GB in float32, and {free / 1e9:.3g} GB are free"
+        raise OSError(errno.ENOSPC, what)
 
 
 def _convert_into(gguf: Path, folder: Path) -> None:

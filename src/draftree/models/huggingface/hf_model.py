@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from copy import copy
 from dataclasses import dataclass, field, replace
 from threading import RLock
@@ -22,7 +23,7 @@ from torch.nn.functional import embedding
 from transformers import PreTrainedModel
 
 from ...config import typed
-from ...errors import CacheError, UnsupportedModelError
+from ...errors import CacheError, NoTreesError, first_line
 from ...scores import LastScores, Scores
 from ...text.encoding import Tokenizer
 from ..base import (
@@ -40,6 +41,7 @@ from ..base import (
 from ..protocols import LayerSizes
 from . import attention, inspection, long_rope, norms
 from .cache import FeatureRow, Rows, TreeCache, bytes_of, feature_row, long_row
+from .masks import Windows, find_windows
 from .pass_inputs import POSITION
 from .runner import GraphRunner, Pass, Runner, StockRunner, chosen_runner, exclusive, runner_of
 from .torch_scores import scores_of
@@ -51,11 +53,15 @@ class SharedState:
 
     Attributes:
         lock: held by the thread that is inside a method of any of them.
+        settled: ``windows`` have been looked for, and LongRoPE is settled.
+        windows: of its sliding layers; None: none that passes have masks for.
         tested: attention with which the self-test was passed.
         hidden: reads hidden states.
     """
 
     lock: RLock = field(default_factory=RLock)
+    settled: bool = False
+    windows: Windows | None = None
     tested: str | None = None
     hidden: inspection.HiddenStates = field(default_factory=inspection.HiddenStates)
 
@@ -83,7 +89,8 @@ class HFModel(LanguageModel):
         self_test: compare tree logits with sequential ones.
 
     Raises:
-        UnsupportedModelError: the model cannot be given draft trees.
+        NoTreesError: its rows cannot branch (``linear_hf_model`` decodes without drafts).
+        UnsupportedModelError: it cannot be given draft trees, for another reason.
         ConfigError: there is no such runner.
     """
 
@@ -104,29 +111,33 @@ class HFModel(LanguageModel):
         attention.take_over(model)
         self.model = model.eval()
         self.tokenizer = tokenizer
-        can = inspection.capabilities(model, name)
-        if model not in _SHARED:
-            long_rope.settle(model, can.max_length)
         shared = _SHARED.setdefault(model, SharedState())
+        if not shared.settled:
+            with shared.lock:
+                shared.windows = find_windows(model)
+        can = inspection.capabilities(model, name, has_windows=shared.windows is not None)
+        if not shared.settled:
+            long_rope.settle(model, can.max_length)
+            shared.settled = True
         self.capabilities: Capabilities = replace(can, runner=chosen_runner(runner, can.device))
         self._lock, self._hidden = shared.lock, shared.hidden
         if can.device.startswith("cuda"):
             norms.fuse(model)
         self.layers: int = model.config.get_text_config(decoder=True).num_hidden_layers
-        self._runner: Runner = runner_of(self.capabilities.runner, StockRunner(model, shared.hidden))
+        self._runner: Runner = runner_of(self.capabilities.runner, StockRunner(model, shared.hidden, shared.windows))
         self.cache_bytes = inspection.free_bytes(self.capabilities.device) // 2
         self._start()
         if self_test and shared.tested != self.capabilities.attention:
             try:
-                inspection.self_test(self)
-                self._check_causal()
-            except CacheError:
+                with shared.lock, shared.windows.narrowed() if shared.windows else nullcontext():
+                    inspection.self_test(self)
+                    self._check_causal()
+            except (CacheError, torch.OutOfMemoryError):
                 raise
             except (RuntimeError, TypeError, IndexError, AttributeError) as error:
-                raise UnsupportedModelError(
-                    f"{name} ({type(model).__name__}) fails the tree self-test with {type(error).__name__}: {error}: "
-                    "use transformers' own generate for it"
-                ) from error
+                raised = f"{type(error).__name__}: {first_line(error)}"
+                why = f"{type(model).__name__} fails the tree self-test with {raised}"
+                raise NoTreesError(name, inspection.TREES, why, inspection.OWN) from error
             shared.tested = self.capabilities.attention
             self._start(self.cache)
 

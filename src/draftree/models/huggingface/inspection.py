@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from ...errors import UnsupportedModelError
+from ...errors import NoTreesError, UnsupportedModelError
 from ...tree import Floats
 from ..base import (
     DRAFTED,
@@ -118,9 +119,39 @@ def _experts(model: PreTrainedModel) -> tuple[list[Tensor], float]:
     return [weight for layer in layers for weight in layer.parameters()], min(1.0, chosen / count)
 
 
-def capabilities(model: PreTrainedModel, name: str) -> Capabilities:
+def capabilities(model: PreTrainedModel, name: str, *, has_windows: bool = False) -> Capabilities:
+    """What a model can do that is given draft trees.
+
+    Args:
+        has_windows: its passes have masks for its sliding layers.
+    """
     config = model.config.get_text_config(decoder=True)
-    max_length, reason = _max_length(config)
+    layers, limits = getattr(config, "layer_types", None), [_context(config)]
+    for field, kind in (
+        ("sliding_window", "sliding_attention"),
+        ("attention_chunk_size", "chunked_attention"),
+    ):  # inside a window or chunk every mask is the full causal one, beyond it not
+        window, is_masked = whole_number(config, field), has_windows and kind == "sliding_attention"
+        if window and not is_masked and (layers is None or kind in layers):
+            limits.append((window, f"its {field}, inside which trees are exact"))
+    max_length, reason = min(limits)
+    return replace(
+        describe(model, name),
+        max_length=max_length,
+        max_length_reason=reason,
+        slot_bytes=_slot_bytes(config, model.dtype),
+        trees="yes: 4-D masks and depth positions are honoured (self-test passed)",
+    )
+
+
+def describe(model: PreTrainedModel, name: str, no_trees: str = "") -> Capabilities:
+    """What is known of any model, whatever makes its passes.
+
+    Args:
+        no_trees: why it can be given no draft trees.
+    """
+    config = model.config.get_text_config(decoder=True)
+    max_length, reason = _context(config)
     embeddings, output = (layer.weight for layer in (model.get_input_embeddings(), model.get_output_embeddings()))
     multiplied = (p for p in model.parameters() if p is not embeddings or p is output)
     return Capabilities(
@@ -134,10 +165,9 @@ def capabilities(model: PreTrainedModel, name: str) -> Capabilities:
         eos_ids=_eos_ids(model),
         dtype=str(model.dtype).removeprefix("torch."),
         device=str(model.device),
-        attention=config._attn_implementation,
+        attention=config._attn_implementation or "",
         fingerprint=fingerprint(model.parameters()),
-        slot_bytes=_slot_bytes(config, model.dtype),
-        trees="yes: 4-D masks and depth positions are honoured (self-test passed)",
+        no_trees=no_trees,
     )
 
 
@@ -171,32 +201,39 @@ def free_bytes(device: str) -> int:
     return int(torch.cuda.mem_get_info(device)[0]) if device.startswith("cuda") else free_memory()
 
 
+TREES = "verify draft trees"
+OWN = "use transformers' own generate for it"
+
+
 def refuse(model: PreTrainedModel, name: str) -> None:
     """Reject what is known not to work.
 
     Raises:
-        UnsupportedModelError: it cannot be given draft trees.
+        NoTreesError: its rows cannot branch.
+        UnsupportedModelError: it cannot be given draft trees, for another reason.
     """
     takes = inspect.signature(model.forward).parameters
     config = model.config.get_text_config(decoder=True)
     kind, used = config.model_type, config._attn_implementation
-    why = None
+    why = linear = ""
     if model.config.is_encoder_decoder:
         why = "it is an encoder-decoder model: load a decoder-only one"
+    elif any(weight.is_meta for weight in model.parameters()):
+        why = "some of its weights are offloaded: load it without device_map, onto one device"
     elif getattr(model, "_is_stateful", False):
-        why = "it keeps a recurrent state that cannot branch: use transformers' own generate for it"
+        linear = f"{kind} keeps a recurrent state, which cannot branch"
     elif unknown := set(getattr(config, "layer_types", None) or ()) - _KNOWN_LAYERS:
-        why = f"its layers of type {', '.join(sorted(unknown))} cannot branch: use transformers' own generate for it"
+        linear = f"layers of type {', '.join(sorted(unknown))} cannot branch"
     elif kind in _SLOT_POSITIONS or getattr(config, "alibi", False):
-        why = "its attention counts cache slots (ALiBi or a mask of its own): use transformers' own generate for it"
+        linear = f"attention of {kind} counts cache slots (ALiBi or a mask of its own)"
     elif used not in _MASKED:
         why = f"attention {used!r} ignores 4-D masks: load it with attn_implementation='sdpa'"
     elif missing := [p for p in ("position_ids", "past_key_values") if p not in takes]:
-        why = f"its forward takes no {' and no '.join(missing)}: use transformers' own generate for it"
-    elif any(weight.is_meta for weight in model.parameters()):
-        why = "some of its weights are offloaded: load it without device_map, onto one device"
+        why = f"its forward takes no {' and no '.join(missing)}: {OWN}"
+    if linear:
+        raise NoTreesError(name, TREES, linear, OWN)
     if why:
-        raise UnsupportedModelError(f"{name} ({kind}) cannot verify draft trees: {why}")
+        raise UnsupportedModelError(f"{name} ({kind}) cannot {TREES}: {why}")
 
 
 def _eos_ids(model: PreTrainedModel) -> frozenset[int]:
@@ -211,21 +248,12 @@ def _eos_ids(model: PreTrainedModel) -> frozenset[int]:
     return frozenset(ids)
 
 
-def _max_length(config: object) -> tuple[int, str]:
-    """Most tokens of a sequence. Inside a sliding window or chunk every mask is the full causal one, beyond it not."""
-    limits = [(_whole(config, "max_position_embeddings") or 2**31 - 1, "its context")]
-    layers = getattr(config, "layer_types", None)
-    for field, kind in (
-        ("sliding_window", "sliding_attention"),
-        ("attention_chunk_size", "chunked_attention"),
-    ):
-        window = _whole(config, field)
-        if window and (layers is None or kind in layers):
-            limits.append((window, f"its {field}, inside which trees are exact"))
-    return min(limits)
+def _context(config: object) -> tuple[int, str]:
+    """Most tokens of a sequence that the config allows, and what limits them."""
+    return whole_number(config, "max_position_embeddings") or 2**31 - 1, "its context"
 
 
-def _whole(config: object, field: str) -> int:
+def whole_number(config: object, field: str) -> int:
     """A number of tokens in a config, 0 where it has none."""
     value = getattr(config, field, None) or 0
     if not isinstance(value, int) or value < 0:
@@ -240,7 +268,7 @@ def self_test(model: LanguageModel) -> None:
     Before and after a commit that moves slots.
 
     Raises:
-        UnsupportedModelError: they differ, so the mask or the positions are not honoured.
+        NoTreesError: they differ, so the mask or the positions are not honoured.
     """
     vocab = model.capabilities.vocab_size
     prompt, (a, b, c, d) = [t % vocab for t in PROMPT], [t % vocab for t in DRAFTED]
@@ -262,17 +290,19 @@ def check_equal(model: LanguageModel, pairs: Iterable[tuple[Floats, Floats]], wh
     """Check that logits in pairs, found in two ways, are the same within rounding.
 
     Raises:
-        UnsupportedModelError: they are not.
+        NoTreesError: they are not.
     """
     can, pairs = model.capabilities, list(pairs)
     check_finite(can, np.concatenate([wanted for _, wanted in pairs]))
     worst = max(difference(x, y) for x, y in pairs)
     allowed = tolerance(torch_dtype(can))
     if not worst <= allowed:
-        raise UnsupportedModelError(
-            f"{can.name} ({can.architecture}) fails the tree self-test: {what} logits differ by {worst:.2g} standard "
-            f"deviations ({allowed:g} allowed), so it does not honour tree masks or positions: load it with "
-            "attn_implementation='sdpa' or 'eager', or use transformers' own generate for it"
+        raise NoTreesError(
+            can.name,
+            TREES,
+            f"{can.architecture} fails the tree self-test: {what} logits differ by {worst:.2g} standard deviations "
+            f"({allowed:g} allowed), so it does not honour tree masks or positions",
+            f"load it with attn_implementation='sdpa' or 'eager', or {OWN}",
         )
 
 

@@ -26,6 +26,7 @@ from .attention import laid_out
 from .cache import TreeCache
 from .inspection import HiddenStates
 from .long_rope import one_set
+from .masks import Windows, additive
 from .pass_inputs import DeviceInputs, PassInputs, Shape, on_device, rounded, staged
 
 
@@ -123,10 +124,15 @@ class StockRunner(EagerRunner):
 
     Attributes:
         hidden: reads hidden states; None: no pass wants any.
+
+    Args:
+        windows: of its sliding layers; None: all layers take one mask, of whole paths.
     """
 
-    def __init__(self, model: PreTrainedModel, hidden: HiddenStates | None = None) -> None:
-        self._model, self.hidden, self.device = model, hidden, model.device
+    def __init__(
+        self, model: PreTrainedModel, hidden: HiddenStates | None = None, windows: Windows | None = None
+    ) -> None:
+        self._model, self.hidden, self.device, self._windows = model, hidden, model.device, windows
         self._selects = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     def make(self, step: DevicePass, cache: TreeCache) -> PassOutput:
@@ -134,7 +140,7 @@ class StockRunner(EagerRunner):
         with laid_out(cache.placement), one_set():
             out = self._model(
                 input_ids=step.inputs.tokens[None],
-                attention_mask=None if step.is_causal else additive(step.inputs.mask(), self._model.dtype),
+                attention_mask=self._mask(step),
                 position_ids=step.inputs.positions[None],
                 past_key_values=cache,
                 use_cache=True,
@@ -143,10 +149,12 @@ class StockRunner(EagerRunner):
         logits: Tensor = out.logits[0] if self._selects else out.logits[0, step.inputs.wanted]
         return PassOutput(self.hidden.read(step.features) if self.hidden and step.features else None, logits)
 
-
-def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """A mask as eager attention adds it to scores; SDPA takes either kind."""
-    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, torch.finfo(dtype).min)
+    def _mask(self, step: DevicePass) -> Tensor | dict[str, Tensor] | None:
+        """None: the model makes its own, windows included: in a row that was empty a slot is a position."""
+        if step.is_causal:
+            return None
+        seen, dtype = step.inputs.mask(), self._model.dtype
+        return self._windows.masks(seen, dtype) if self._windows else additive(seen, dtype)
 
 
 Capture = Callable[[Callable[[], PassOutput]], Callable[[], PassOutput]]

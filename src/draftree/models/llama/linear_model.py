@@ -1,47 +1,30 @@
-"""LinearModel: a GGUF file, run by llama.cpp, whose rows do not branch: tokens follow one another.
-
-A recurrent state is computed from all tokens of a sequence: it can be copied, but not cut. So rows keep their tokens,
-and one that goes back, or begins with a part of another one, is read anew in its next pass.
-"""
+"""LinearModel: a GGUF file, run by llama.cpp, whose rows do not branch (``linear_rows``)."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from operator import attrgetter
 from threading import RLock
 
 from ...config import Count
-from ...errors import CacheError, CacheFullError, UnsupportedModelError
-from ...scores import LastScores, NumpyScores, Scores
-from ...tree import ROOT
-from ..base import DRAFTED, PROMPT, Nodes, OpenRows, Row, check_finite, exclusive
+from ...errors import CacheFullError, UnsupportedModelError
+from ...scores import NumpyScores, Scores
+from ..base import DRAFTED, PROMPT, Nodes, check_finite, exclusive
 from ..cpu_threads import default_threads
+from ..linear_rows import LinearRow, LinearRows
 from ..memory import cache_full
 from .context import GRAIN, IDS, Context, Token, grains
 from .library import Weights
 from .llama_model import FIRST_CELLS, capabilities_of, tokenizer_of
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
-class LinearRow(Row):
-    """A sequence inside a ``LinearModel``; ``number`` is its sequence id.
-
-    Attributes:
-        tokens: committed ones, and behind them those that wait for a commit.
-        read: of so many of them llama.cpp has the state.
-    """
-
-    tokens: list[int] = field(default_factory=list)
-    read: int = 0
-
-
-class LinearModel(OpenRows[LinearRow]):
+class LinearModel(LinearRows[LinearRow]):
     """A language model in a GGUF file, by llama.cpp, with forks, but no trees: it decodes without drafts.
 
-    Its attributes are those of ``LlamaModel``, and one thread at a time can be inside it.
+    Its attributes are those of ``LlamaModel``, and one thread at a time can be inside it. A row's number is its
+    sequence id.
 
     Args:
         weights: loaded.
@@ -59,7 +42,6 @@ class LinearModel(OpenRows[LinearRow]):
         self.tokenizer = tokenizer_of(weights)
         self.capabilities = capabilities_of(weights, name, self.threads, no_trees=no_trees)
         super().__init__(RLock())
-        self._scores = LastScores()
         self._context = Context(weights, FIRST_CELLS, self.threads, sequences=1)
         self._measure()
         self.pass_seconds = 0.0
@@ -93,23 +75,20 @@ class LinearModel(OpenRows[LinearRow]):
         with suppress(CacheFullError):  # a row that takes the place of another one needs none
             self._make_room(0, min(rows, IDS))
 
-    def _make_room(self, tokens: int, sequences: int) -> None:
-        """Make sure that so many tokens more have cells, and so many sequences a state.
+    def _make_room(self, tokens: int, rows: int) -> None:
+        """Make sure that so many tokens more have cells, and so many rows a state (``LinearRows._make_room``).
 
         Where tokens have none, all rows move to twice the cells that they need, as far as ``cache_bytes`` allows.
-
-        Raises:
-            CacheFullError: it does not allow what they need, or there is not the memory for it; no row has changed.
         """
         now, can = self._context, self.capabilities
         used = tokens + sum(len(row.tokens) for row in self._open.values())
-        if used <= now.cells and sequences <= now.sequences:
+        if used <= now.cells and rows <= now.sequences:
             return
-        if self._bytes(used, max(sequences, now.sequences)) <= self.cache_bytes:
-            sequences = max(sequences, now.sequences)
+        if self._bytes(used, max(rows, now.sequences)) <= self.cache_bytes:
+            sequences = max(rows, now.sequences)
         else:
             self._close_gaps()
-            sequences = max(sequences, len(self._open))
+            sequences = max(rows, len(self._open))
         if (size := self._bytes(used, sequences)) > self.cache_bytes:
             raise cache_full(f"{used} tokens of {can.name} in {sequences} rows take", size, self.cache_bytes)
         cells = now.cells if used <= now.cells else 2 * used
@@ -128,98 +107,30 @@ class LinearModel(OpenRows[LinearRow]):
                 row.number = number
         self._open = dict(enumerate(rows))
 
-    @exclusive
-    def open(self) -> Row:
-        return self._add(LinearRow())
-
-    def _add(self, row: LinearRow) -> LinearRow:
-        """Give a row the lowest id: llama.cpp computes rows together whose ids follow one another."""
+    def _add(self, tokens: list[int]) -> LinearRow:
+        """A new row with the lowest id: llama.cpp computes rows together whose ids follow one another."""
         if len(self._open) == IDS:
             raise CacheFullError(f"{len(self._open)} rows are open in {self.capabilities.name}: close one first")
         self._make_room(0, len(self._open) + 1)
-        row.number = next(number for number in range(IDS) if number not in self._open)
-        self._open[row.number] = row
+        number = next(number for number in range(IDS) if number not in self._open)
+        row = self._open[number] = LinearRow(number=number, length=len(tokens), tokens=tokens)
         return row
 
-    @exclusive
-    def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Scores:
-        """Append tokens to each row in one pass (``LanguageModel.extend``).
-
-        Raises:
-            CacheError: they do not follow one another, behind those that wait; nothing has changed.
-        """
-        opened, can = [self.checked(row) for row in rows], self.capabilities
-        self._scores.expire()
-        texts = list[list[int]]()
-        for row, new in zip(opened, nodes, strict=True):
-            first = len(row.parents) + ROOT
-            if new.parents != [*range(first, first + len(new.tokens))]:
-                raise CacheError(f"{can.name} takes no trees: {can.no_trees}: give it tokens one after the other")
-            texts.append(ids := [*row.tokens, *new.tokens])
-            if len(ids) > can.max_length:
-                raise CacheError(f"{len(ids)} tokens are more than the longest {can.max_length}: use fewer")
-        self._make_room(sum(len(new.tokens) for new in nodes), 0)
+    def _read(self, rows: Sequence[LinearRow], texts: Sequence[Sequence[int]], wanted: Sequence[int]) -> Scores:
         batch = list[Token]()
-        for row, new, ids in zip(opened, nodes, texts, strict=True):
-            unwanted = len(ids) - new.scored
+        for row, ids, count in zip(rows, texts, wanted, strict=True):
+            unwanted = len(ids) - count
             batch += [Token(ids[at], at, (row.number,), at >= unwanted) for at in range(row.read, len(ids))]
-        began = time.perf_counter()
-        try:
-            logits = self._context.decode(batch)
-            if logits is None:
-                raise CacheFullError(f"llama.cpp finds no cells for {len(batch)} tokens among {self._context.cells}")
-        except BaseException:
-            for row in opened:
-                self._forget(row)
-            raise
-        if any(row.length for row in opened):
-            self.pass_seconds += time.perf_counter() - began
-        for row, new in zip(opened, nodes, strict=True):
-            row.tokens += new.tokens
-            row.read = len(row.tokens)
-            row.parents += new.parents
-        return self._scores.keep(NumpyScores(logits, [new.scored for new in nodes]))
+        logits = self._context.decode(batch)
+        if logits is None:
+            raise CacheFullError(f"llama.cpp finds no cells for {len(batch)} tokens among {self._context.cells}")
+        for row, ids in zip(rows, texts, strict=True):
+            row.read = len(ids)
+        return NumpyScores(logits, [*wanted])
 
     def _forget(self, row: LinearRow) -> None:
-        """Let llama.cpp forget a row, which is read anew in its next pass."""
         self._context.drop(row.number, 0)
         row.read = 0
 
-    @exclusive
-    def commit(self, row: Row, path: Sequence[int]) -> None:
-        row = self.checked(row)
-        row.check_path(path)
-        self._cut(row, row.length + len(path))
-        row.length, row.parents = len(row.tokens), []
-
-    @exclusive
-    def prune(self, row: Row, keep: Sequence[int], trunk: int) -> None:
-        row, parents = self.checked(row), row.pruned(keep, trunk)
-        self._cut(row, row.length + len(keep))
-        row.length, row.parents = row.length + trunk, parents
-
-    def _cut(self, row: LinearRow, length: int) -> None:
-        if length < len(row.tokens):
-            del row.tokens[length:]
-            self._forget(row)
-
-    @exclusive
-    def fork(self, row: Row, length: int | None = None) -> Row:
-        """A new row with the first committed tokens of another (``LanguageModel.fork``).
-
-        With all that it has read it shares the state, and with fewer of them it reads them itself in its next pass.
-        """
-        source, length = self.checked(row), row.prefix(length)
-        forked = self._add(LinearRow(length=length, tokens=source.tokens[:length]))
-        if length == source.read:
-            self._context.copy(source.number, forked.number, 0, -1)
-            forked.read = length
-        return forked
-
-    def close(self, row: Row) -> None:
-        """Forget a row (``LanguageModel.close``); another thread's pass is waited for, so that no row stays open."""
-        with self._lock:
-            row = self.checked(row)
-            self._forget(row)
-            del self._open[row.number]
-            row.number = -1
+    def _share(self, row: LinearRow, forked: LinearRow) -> None:
+        self._context.copy(row.number, forked.number, 0, -1)
