@@ -27,8 +27,8 @@ from draftree.models.huggingface.hf_model import HFModel
 from draftree.models.loading import load
 from draftree.papers.cascade import CascadeSource, LoopBack
 from draftree.policies.fixed import StaticTree
-from draftree.sampling.constraint import ConstraintState, TextEnded, followed
-from draftree.sampling.grammar import Function, Grammar, Grammars
+from draftree.sampling.constraint import Constraint, ConstraintState, TextEnded, followed
+from draftree.sampling.grammar import Function, Grammars
 from draftree.text.encoding import CALL_TAGS, call_text
 
 from . import tiny_gguf
@@ -54,7 +54,7 @@ def model() -> HFModel:
     return HFModel(tinier, TOKENIZER, name="tiny", self_test=False)
 
 
-def takes(grammar: Grammar, text: str, tokenizer: PreTrainedTokenizerFast = TOKENIZER) -> bool:
+def takes(grammar: Constraint, text: str, tokenizer: PreTrainedTokenizerFast = TOKENIZER) -> bool:
     """It may be the whole text."""
     state: ConstraintState | None = grammar.start()
     for token in [*tokenizer.encode(text), EOS]:
@@ -76,7 +76,7 @@ def takes(grammar: Grammar, text: str, tokenizer: PreTrainedTokenizerFast = TOKE
     ],
 )
 def test_grammars_take_what_they_say(
-    grammars: Grammars, make: Callable[[Grammars], Grammar], good: list[str], bad: list[str]
+    grammars: Grammars, make: Callable[[Grammars], Constraint], good: list[str], bad: list[str]
 ) -> None:
     grammar = make(grammars)
     assert all(takes(grammar, text) for text in good)
@@ -107,7 +107,7 @@ def test_grammars_take_what_they_say(
     ],
 )
 def test_what_cannot_be_enforced_is_refused_in_one_line(
-    grammars: Grammars, make: Callable[[Grammars], Grammar], message: str
+    grammars: Grammars, make: Callable[[Grammars], Constraint], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         make(grammars)
@@ -346,7 +346,7 @@ def test_masks_are_as_wide_as_the_vocabulary(vocab: int) -> None:
 
 
 KEYS = {"type": "object", "patternProperties": {"^[ab]$": {}}, "additionalProperties": False}
-DEAD_ENDS: dict[str, tuple[PreTrainedTokenizerFast, Callable[[Grammars], Grammar], str, str, str]] = {
+DEAD_ENDS: dict[str, tuple[PreTrainedTokenizerFast, Callable[[Grammars], Constraint], str, str, str]] = {
     "keys": (BYTES, lambda g: g.json_schema(KEYS), '{"a": 1, "b": 2}', '{"a": 1, "a": 2}', "each key"),
     "vocabulary": (TOKENIZER, lambda g: g.regex("x(yB|z)"), "xz", "xy", "vocabulary"),
 }

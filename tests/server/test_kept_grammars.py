@@ -18,8 +18,8 @@ from draftree.engine.engine import Engine
 from draftree.errors import ConfigError
 from draftree.openai.chat_api import ChatRequest
 from draftree.sampling import grammar as grammars_module
-from draftree.sampling.constraint import ConstraintState, followed
-from draftree.sampling.grammar import Function, Grammar, Grammars
+from draftree.sampling.constraint import Constraint, ConstraintState, followed
+from draftree.sampling.grammar import Function, Grammars
 from draftree.sandbox import workers
 from draftree.sandbox.workers import JobError
 
@@ -69,7 +69,7 @@ def compiled(work: Counter[str]) -> list[int]:
     return [work[what] for what in COMPILED]
 
 
-def constraint(engine: Engine, tools: Any = TOOLS, **more: Any) -> Grammar:
+def constraint(engine: Engine, tools: Any = TOOLS, **more: Any) -> Constraint:
     """Of a turn whose body has come as JSON."""
     body = json.loads(json.dumps({"model": NAME, "messages": ASKED, "tools": tools, **more}))
     found = ChatRequest.model_validate(body).constraint(engine)

@@ -6,7 +6,7 @@ import json
 import math
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 from rich.tree import Tree
@@ -18,8 +18,12 @@ from ..engine.trace import plain
 from ..errors import PromptError
 from ..models.base import LanguageModel
 from ..progress import out, write
-from ..request import Outcome, Stats
+from ..request import Chunk, Outcome, Stats
+from ..text.encoding import THINK_TAGS
 from ..tree import ROOT
+
+if TYPE_CHECKING:
+    from ..openai.tools import Parsed, Parser
 
 DRAFTED, OWN = "green", "yellow"
 LEGEND = Text.assemble(("drafted and accepted", DRAFTED), "  ", ("drawn by the target", OWN))
@@ -124,15 +128,67 @@ def read_json(name: str, flag: str) -> Any:
         raise PromptError(f"{flag} {name} is no JSON: {error}") from None
 
 
-def run(handle: Handle, *, silent: bool = False, stream: bool = True) -> None:
-    """Run a request to its end and print its text, as it comes or at the end."""
-    held = ""  # of an end of line, of which more may come
+_APART = "\n\n"
+"""Between what is said and thoughts."""
+
+
+class ShownAnswer:
+    """An answer as people see it: its text as it is, or its thoughts between tags and what is said.
+
+    Attributes:
+        text: all that is seen of it so far.
+        said: of it, what is no thought.
+
+    Args:
+        parser: of the answer; None: it is text alone.
+    """
+
+    def __init__(self, parser: Parser | None) -> None:
+        self.text, self.said = "", ""
+        self._parser, self._thought = parser, False
+
+    def push(self, chunk: Chunk) -> str:
+        """What more is seen of it."""
+        return self._seen(chunk.text) if self._parser is None else self._parsed(self._parser.push(chunk))
+
+    def end(self, rest: str) -> str:
+        """What is seen at its end.
+
+        Args:
+            rest: ``Request.rest``.
+        """
+        return self._seen(rest) if self._parser is None else self._parsed(self._parser.end(rest))
+
+    def _parsed(self, parts: Sequence[Parsed]) -> str:
+        return "".join([self._seen(part.text, part.thought) for part in parts])
+
+    def _seen(self, text: str, thought: bool = False) -> str:
+        tag = ""
+        if thought != self._thought:
+            opens, closes = THINK_TAGS
+            tag = f"{_APART if self.text else ''}{opens}\n" if thought else f"\n{closes}{_APART}"
+            text, self._thought = text.lstrip(), thought
+        self.text += tag + text
+        self.said += "" if thought else text
+        return tag + text
+
+
+def run(handle: Handle, parser: Parser | None = None, *, silent: bool = False, stream: bool = True) -> ShownAnswer:
+    """Run a request to its end and print its text, as it comes or at the end.
+
+    Args:
+        parser: of the answer; None: it is text alone.
+    """
+    answer, held = ShownAnswer(parser), ""  # held: of an end of line, of which more may come
     try:
         for chunk in handle:
+            seen = answer.push(chunk)
             if stream and not silent:
-                text = held + chunk.text
+                text = held + seen
                 held = "\r" if text.endswith("\r") else ""
                 write(text.removesuffix("\r"), DRAFTED if chunk.drafted else OWN)
     finally:
+        rest = answer.end(handle.request.rest)
         if not silent:
-            write(f"{held}{handle.request.rest}\n" if stream else f"{handle.request.text}\n")
+            write(f"{held}{rest}\n" if stream else f"{answer.text}\n")
+    return answer

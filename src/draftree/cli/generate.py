@@ -7,7 +7,7 @@ import sys
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -26,6 +26,7 @@ from ..models.model_files import DEFAULT_MODEL
 from ..policies.methods import DEFAULT_METHOD
 from ..progress import complain, err, out, write
 from ..request import Request
+from ..sampling.constraint import Constraint
 from ..sampling.grammar import Grammar
 from ..text.encoding import Prompt, user
 from ..verify.schemes import Match
@@ -33,6 +34,9 @@ from . import console as show
 from .console import read_file, read_json, read_prompt, run
 from .interrupt import on_interrupt
 from .options import ComputeOptions, Model, Target, TemplateOptions, TraceOptions, given, with_options
+
+if TYPE_CHECKING:
+    from ..openai.choices import AnswerForm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,12 +101,12 @@ def generate(
     if options.show_trees:
         observers.append(show.Trees())
     engine = template.engine(compute.load(target), speculation, observers)
-    params = replace(params, constraint=_grammar(engine, schema, options.regex))
-    handle = engine.submit(message, params, prediction=predicted)
+    ids, form = _asked(engine, message, params, _grammar(engine, schema, options.regex), raw=options.raw)
+    handle = engine.submit(ids, form.params, prediction=predicted)
     request = handle.request
     with on_interrupt(lambda: f"interrupted after {len(request.output_ids)} tokens"):
-        run(handle, silent=options.as_json, stream=not options.show_trees)
-    report = _report(engine, request)
+        answer = run(handle, form.parser(), silent=options.as_json, stream=not options.show_trees)
+    report = _report(engine, request, answer.text)
     if options.explain:
         report["explanation"] = _explanation(engine)
     if not options.as_json:
@@ -126,16 +130,26 @@ def _check_choices(speculation: SpeculationParams) -> None:
         raise ConfigError(f"--explain is about choices but {what} leaves none: use --method auto and a drafter")
 
 
+def _asked(
+    engine: Engine, prompt: Prompt, params: SamplingParams, constraint: Constraint | None = None, *, raw: bool = False
+) -> tuple[list[int], AnswerForm]:
+    """The token ids of a prompt, and what its answer consists of."""
+    from ..openai.choices import AnswerForm  # the server's bodies take a while to load
+
+    ids = engine.inputs.encode(prompt)
+    return ids, AnswerForm(engine, ids, params, constraint, raw=raw)
+
+
 def _grammar(engine: Engine, schema: Any, regex: str | None) -> Grammar | None:
     if schema is not None:
         return engine.grammars.json_schema(schema)
     return None if regex is None else engine.grammars.regex(regex)
 
 
-def _report(engine: Engine, request: Request) -> dict[str, object]:
+def _report(engine: Engine, request: Request, text: str) -> dict[str, object]:
     scheme = engine.speculation.scheme
     return {
-        "text": request.text,
+        "text": text,
         "token_ids": request.output_ids,
         "finish_reason": request.finish_reason,
         "seed": request.seed,
@@ -276,12 +290,12 @@ def chat(
         if not line.strip():
             continue
         try:
-            handle = engine.submit([*messages, *user(line)], params)
+            ids, form = _asked(engine, [*messages, *user(line)], params)
+            handle = engine.submit(ids, form.params)
         except InputError as error:
             complain(f"{error}, or forget the conversation with /reset" if messages else str(error))
             continue
         with on_interrupt(handle.cancel):
-            run(handle)
-        answer = handle.generation
-        err.print(show.figures(answer.stats, answer.lossy), style="dim")
-        messages += [*user(line), {"role": "assistant", "content": answer.text}]
+            answer = run(handle, form.parser())
+        err.print(show.figures(handle.generation.stats, handle.generation.lossy), style="dim")
+        messages += [*user(line), {"role": "assistant", "content": answer.said}]

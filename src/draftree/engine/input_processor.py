@@ -15,6 +15,7 @@ from ..models.base import Capabilities, LanguageModel, check_text
 from ..sampling.constraint import TokenRules
 from ..text.detokenizer import Detokenizer, NoText, TextStream, token_speller
 from ..text.encoding import THINK_TAGS, Conversation, Prompt, Tokenizer, encode
+from ..text.harmony import START, control_tokens
 from ..text.spelling import InnerSpelling
 from .speculation import EngineRequest, Observer, Speculation
 
@@ -99,12 +100,23 @@ class InputProcessor:
         """Tokens of ``THINK_TAGS`` that give no text; None: neither the vocabulary nor a chat template has the tags."""
         if self.tokenizer is None:
             return None
-        vocab, templates = self.tokenizer.get_vocab(), self.tokenizer.chat_template or ""
+        vocab = self.tokenizer.get_vocab()
         tokens = {vocab[tag]: tag for tag in THINK_TAGS if tag in vocab}
-        written = templates.values() if isinstance(templates, dict) else [templates]
-        if len(tokens) < len(THINK_TAGS) and not any(THINK_TAGS[0] in text for text in written):
+        if len(tokens) < len(THINK_TAGS) and not self._writes(THINK_TAGS[0]):
             return None
         return {t: tag for t, tag in tokens.items() if not self.tokenizer.decode([t], skip_special_tokens=True)}
+
+    @cached_property
+    def controls(self) -> Mapping[int, str]:
+        """Control tokens of Harmony's channels, and their texts; none: the model does not answer in them."""
+        if self.tokenizer is None or not self._writes(START):
+            return {}
+        return control_tokens(self.tokenizer.get_vocab())
+
+    def _writes(self, tag: str) -> bool:
+        """Test whether a chat template of the model has a tag."""
+        templates = "" if self.tokenizer is None else self.tokenizer.chat_template or ""
+        return any(tag in text for text in (templates.values() if isinstance(templates, dict) else [templates]))
 
     @cached_property
     def grammars(self) -> Grammars:
@@ -114,7 +126,7 @@ class InputProcessor:
         if self.tokenizer is None:
             raise ConfigError("grammars are of text but the model has no tokenizer: load one with it")
         can = self._target.capabilities
-        return Grammars(self.tokenizer, can.vocab_size, can.eos_ids)
+        return Grammars(self.tokenizer, can.vocab_size, can.eos_ids, self.controls)
 
     def request(
         self,

@@ -15,9 +15,8 @@ from ..request import Chunk, Logprobs, Request, Stats
 from ..text.detokenizer import Detokenizer
 from .bad_bodies import failure
 from .choices import Choices, tokenizer_of
-from .reasoning import ThoughtParser
 from .schema import CompletionRequest, StreamOptions
-from .tools import CallParser, Parsed
+from .tools import Parsed, Parser
 
 Scored = tuple[int, Logprobs | None]
 """A token with its log-probabilities; the first of a prompt has none."""
@@ -254,7 +253,7 @@ class CompletionBuilder:
             rejected = sum(len(request.prediction) for request in requests) - accepted
             details = {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": rejected}
             usage["completion_tokens_details"] = details
-        if thoughts := [parser.tokens for parser in self._parsers if isinstance(parser, ThoughtParser)]:
+        if thoughts := [parser.tokens for parser in self._parsers if parser is not None and parser.tokens is not None]:
             usage.setdefault("completion_tokens_details", {})["reasoning_tokens"] = sum(thoughts)
         drafting = speculative_decoding([request.stats for request in requests])
         return {"usage": usage, "metrics": {"speculative_decoding": drafting}}
@@ -359,7 +358,7 @@ class CompletionBuilder:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in spelt)
 
 
-def _finish(reason: str | None, parser: CallParser | ThoughtParser | None) -> str:
+def _finish(reason: str | None, parser: Parser | None) -> str:
     """Translate a finish reason to OpenAI's."""
     word = "stop" if reason == "eos" else reason or "cancelled"
     return "tool_calls" if word == "stop" and parser is not None and parser.called else word

@@ -1,22 +1,85 @@
-"""From a body to its choices, which the engine decodes."""
+"""From a body to its choices, which the engine decodes, and what a model's answer consists of."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ..config import MAX_NODES
+from ..config import MAX_NODES, SamplingParams
 from ..engine.engine import Engine
 from ..engine.speculation import EngineRequest, Observer, SpeculationParams
 from ..errors import FieldError, PromptError
+from ..sampling.channel_rules import ChannelRule
 from ..sampling.constraint import Constraint
-from ..sampling.grammar import Grammar
 from ..sampling.thoughts import AfterThought
 from ..text.encoding import THINK_TAGS, Tokenizer, template_of, template_variables
+from ..text.harmony import START
 from .bad_bodies import left_out
+from .channels import ChannelParser
 from .reasoning import ThoughtParser
 from .schema import Sampled
-from .tools import CallParser
+from .tools import CallParser, Parser
+
+
+class AnswerForm:
+    """What an answer consists of: messages in channels; a thought, and text or calls behind it; or text alone.
+
+    Args:
+        ids: of the prompt.
+        params: how the answer is drawn.
+        constraint: of the answer itself, in front of which a model may think.
+        raw: the prompt is a text to continue, no conversation: so is the answer.
+        begun: the text of the assistant that the answer continues; empty: it begins a turn.
+        tags: where functions may be called: tokens of tags that give no text.
+
+    Attributes:
+        params: how it is drawn under the constraint, and with the text that its parser reads.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        ids: Sequence[int],
+        params: SamplingParams,
+        constraint: Constraint | None,
+        *,
+        raw: bool = False,
+        begun: str = "",
+        tags: Mapping[int, str] | None = None,
+    ) -> None:
+        self._engine, self._tags = engine, tags
+        self._controls: Mapping[int, str] = {} if raw else engine.inputs.controls
+        thoughts = None if raw or self._controls else engine.inputs.thought_tags
+        self._thoughts = thoughts if thoughts is None or params.skip_special_tokens else {}
+        self._inside = thoughts is not None and _thinks(engine, ids, begun)
+        backwards = range(len(ids) - 1, -1, -1) if self._controls else ()
+        start = next((at for at in backwards if self._controls.get(ids[at]) == START), len(ids))
+        self._message = ids[start:]
+        if self._controls:  # between the texts of messages, so that no stop string joins these
+            params = replace(params, skip_special_tokens=False)
+        if constraint is not None:
+            params = replace(params, constraint=self._behind_thoughts(constraint))
+        self.params = params
+
+    def _behind_thoughts(self, constraint: Constraint) -> Constraint:
+        """Delay a constraint until the thought has ended."""
+        grammars = self._engine.grammars
+        if self._controls and grammars.channels is not None:
+            rule = constraint if isinstance(constraint, ChannelRule) else ChannelRule(grammars.channels, constraint)
+            return rule.behind(self._message)
+        return (
+            constraint if self._thoughts is None else AfterThought(constraint, grammars.thoughts, inside=self._inside)
+        )
+
+    def parser(self) -> Parser | None:
+        """Return a parser of the answer; None: it is text alone."""
+        if self._controls:
+            inputs, ends = self._engine.inputs, self._engine.target.capabilities.eos_ids
+            shown = {token: inputs.token_bytes(token).decode(errors="replace") for token in ends} | {**self._controls}
+            begun = decoded(self._engine, self._message).removeprefix(START) if self._message else None
+            return ChannelParser(shown, begun=begun, functions=self._tags is not None)
+        calls = None if self._tags is None else CallParser(self._tags)
+        return calls if self._thoughts is None else ThoughtParser(self._thoughts, inside=self._inside, inner=calls)
 
 
 class Choices:
@@ -25,8 +88,6 @@ class Choices:
     Attributes:
         asked: of each choice the prompt and how it is drawn: ``n`` choices of the first prompt, then of the next.
         speculation: how they are drafted for; None: as the engine does by default.
-        tags: where functions may be called: tokens of tags that give no text.
-        thoughts: where the model may think aloud: tokens of tags that give no text; None: it does not.
 
     Args:
         default: how requests are drafted for that do not say.
@@ -48,15 +109,14 @@ class Choices:
         for prompt in given:
             engine.inputs.check_size(prompt)
         prompts = [engine.inputs.encode(prompt) for prompt in given]
-        constraint = body.constraint(engine)
-        self.tags, self.thoughts = body.tags(engine), None if body.raw else engine.inputs.thought_tags
-        self._inside = [self.thoughts is not None and _thinks(engine, ids, body.begun) for ids in prompts]
+        constraint, tags = body.constraint(engine), body.tags(engine)
         most = engine.target.capabilities.max_length
-        self.asked = [
-            (ids, replace(body.params(n, most - len(ids)), constraint=self._behind_thoughts(constraint, inside)))
-            for ids, inside in zip(prompts, self._inside, strict=True)
-            for n in range(body.n)
+        drawn = [(ids, body.params(n, most - len(ids))) for ids in prompts for n in range(body.n)]
+        self._forms = [
+            AnswerForm(engine, ids, params, constraint, raw=body.raw, begun=body.begun, tags=tags)
+            for ids, params in drawn
         ]
+        self.asked = [(ids, form.params) for (ids, _), form in zip(drawn, self._forms, strict=True)]
         _log_effort(body, engine)
 
     def requests(self, observers: Sequence[Observer] = ()) -> list[EngineRequest]:
@@ -79,12 +139,6 @@ class Choices:
             for index, (ids, params) in enumerate(self.asked)
         ]
 
-    def _behind_thoughts(self, constraint: Grammar | None, inside: bool) -> Constraint | None:
-        """Delay a constraint until the thought has ended."""
-        if constraint is None or self.thoughts is None:
-            return constraint
-        return AfterThought(constraint, self.engine.grammars.thoughts, inside=inside)
-
     def echo(self, number: int) -> tuple[str, int]:
         """Return a choice's prompt as text, and how many of its tokens stand in front of that.
 
@@ -93,13 +147,9 @@ class Choices:
         prompt, (ids, _) = self._given[number // self.body.n], self.asked[number]
         return (prompt, self.engine.inputs.begun(ids)) if isinstance(prompt, str) else (decoded(self.engine, ids), 0)
 
-    def parser(self, number: int) -> CallParser | ThoughtParser | None:
+    def parser(self, number: int) -> Parser | None:
         """Return the parser of a choice's text; None: it is text alone."""
-        calls = None if self.tags is None else CallParser(self.tags)
-        if self.thoughts is None:
-            return calls
-        shown = self.thoughts if self.body.skip_special_tokens else {}
-        return ThoughtParser(shown, inside=self._inside[number // self.body.n], inner=calls)
+        return self._forms[number].parser()
 
 
 _TAIL = 16

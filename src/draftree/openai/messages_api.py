@@ -17,7 +17,6 @@ from .answers import AnswerBuilder, CompletionBuilder, speculative_decoding, usa
 from .bad_bodies import UnsupportedError, failure, left_out
 from .chat_api import ChatRequest
 from .choices import Choices
-from .reasoning import ThoughtParser
 from .responses_api import ResponseBuilder, ResponsesRequest
 from .schema import Body, Fields, Many, Sent, Texts
 from .tools import Parsed
@@ -398,7 +397,7 @@ class MessageBuilder:
     def _usage(self) -> dict[str, Any]:
         usage = usage_of([self._request])
         cached = usage["prompt_tokens_details"]["cached_tokens"]
-        thoughts = self._parser.tokens if isinstance(self._parser, ThoughtParser) else None
+        thoughts = None if self._parser is None else self._parser.tokens
         return {
             "input_tokens": usage["prompt_tokens"] - cached,
             "cache_creation_input_tokens": 0,

@@ -14,7 +14,7 @@ _NO_TOKEN = -1
 
 
 class ThoughtParser:
-    """Parses thoughts, which come first if at all, and what follows them: text, or texts of ``CallParser``.
+    """A ``Parser`` of thoughts, which come first if at all, and what follows: text, or texts of ``CallParser``.
 
     White space around thoughts belongs to neither.
 
@@ -29,14 +29,11 @@ class ThoughtParser:
 
     def __init__(self, tags: Mapping[int, str], *, inside: bool, inner: CallParser | None) -> None:
         self.tokens = 0
+        self.calls: list[ToolCall] = [] if inner is None else inner.calls
         self._tags, self._inner = tags if inner is None else {**inner.tags, **tags}, inner
         self._waiting: list[Chunk] | None = None if inside else []  # of which it is open what they begin
         self._held = ""  # of a thought: white space, or what may begin its end
         self._thought, self._begun, self._blank = inside, False, inside  # blank: nothing of the answer has come
-
-    @property
-    def calls(self) -> list[ToolCall]:
-        return [] if self._inner is None else self._inner.calls
 
     @property
     def called(self) -> bool:

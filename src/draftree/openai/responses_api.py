@@ -16,7 +16,6 @@ from ..text.encoding import Conversation
 from .answers import named_logprobs, speculative_decoding, usage_of
 from .bad_bodies import UnsupportedError, failure
 from .choices import Choices
-from .reasoning import ThoughtParser
 from .response_items import AdditionalTools, AnyItem, InputItem, turns_of
 from .schema import Body, Few, Fields, Many, ResponseFormat
 from .tools import Parsed, Tool, WithTools, functions
@@ -144,7 +143,7 @@ class ResponseBuilder:
             for chunk in chunks:
                 self._unsaid.append(chunk)
                 parts = self._parser.push(chunk)
-                if isinstance(self._parser, ThoughtParser) and self._parser.thinking:
+                if self._parser.thinking:
                     self._unsaid.clear()
                 yield from self._parsed(parts)
             return
@@ -182,7 +181,7 @@ class ResponseBuilder:
                 "input_tokens": usage["prompt_tokens"],
                 "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
                 "output_tokens": usage["completion_tokens"],
-                "output_tokens_details": {"reasoning_tokens": getattr(self._parser, "tokens", 0)},
+                "output_tokens_details": {"reasoning_tokens": 0 if self._parser is None else self._parser.tokens or 0},
                 "total_tokens": usage["total_tokens"],
             },
             "metrics": {"speculative_decoding": speculative_decoding([self._request.stats])},
@@ -231,7 +230,7 @@ class ResponseBuilder:
                     yield from self._close("completed")
 
     def _thought(self, text: str) -> Iterator[dict[str, Any]]:
-        if not self._items:
+        if not self._items or self._items[-1]["type"] != "reasoning":
             item = {"type": "reasoning", "summary": [], "content": []}
             yield from self._open("rs", item, {"type": "reasoning_text", "text": ""})
         self._items[-1]["content"][0]["text"] += text

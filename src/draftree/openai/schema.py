@@ -30,6 +30,7 @@ from ..engine.engine import Engine
 from ..engine.speculation import SpeculationParams
 from ..errors import ConfigError, FieldError, InputError
 from ..policies.methods import DEFAULT_METHOD
+from ..sampling.constraint import Constraint
 from ..sampling.grammar import Grammar
 from ..text.encoding import Prompt
 from .bad_bodies import UnsupportedError, check_values, left_out, refuse_unsupported
@@ -250,7 +251,7 @@ class Sampled(Sent):
         """Whether ``constraint`` compiles a grammar."""
         return self.structured_outputs is not None or self.format[1].type != "text"
 
-    def constraint(self, engine: Engine) -> Grammar | None:
+    def constraint(self, engine: Engine) -> Constraint | None:
         """Compile the constraint of the answer, which may take long; None: any text.
 
         Raises:

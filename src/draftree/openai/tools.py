@@ -6,15 +6,16 @@ import logging
 import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, PrivateAttr, Tag
 
 from ..engine.engine import Engine
 from ..errors import ConfigError, FieldError, listed, shortened
 from ..request import Chunk
-from ..sampling.grammar import Function, Grammar
+from ..sampling.constraint import Constraint
+from ..sampling.grammar import Function
 from ..sampling.json_schemas import enforceable, weakened
 from ..text.encoding import CALL_TAGS, check_variables
 from .bad_bodies import left_out
@@ -234,7 +235,7 @@ class WithTools(Sampled):
     def compiles(self) -> bool:
         return bool(self.tools) or super().compiles
 
-    def constraint(self, engine: Engine) -> Grammar | None:
+    def constraint(self, engine: Engine) -> Constraint | None:
         if not (offered := self.offered()):
             return super().constraint(engine)
         if self.structured_outputs is not None:
@@ -305,8 +306,8 @@ class ToolCall:
     """
 
     index: int
-    key: str
     name: str
+    key: str = field(default_factory=lambda: f"call_{secrets.token_hex(12)}")
     whole: bool = False
 
 
@@ -329,24 +330,56 @@ class Parsed:
     thought: bool = False
 
 
+class Parser(Protocol):
+    """Parses an answer as it comes.
+
+    Attributes:
+        calls: that were begun.
+    """
+
+    calls: list[ToolCall]
+
+    @property
+    def called(self) -> bool:
+        """Whether there are calls, all of them complete."""
+
+    @property
+    def tokens(self) -> int | None:
+        """Tokens of thoughts; None: the model does not think aloud."""
+
+    @property
+    def thinking(self) -> bool:
+        """Whether the last token belongs to nothing that is said or called."""
+
+    def push(self, chunk: Chunk) -> list[Parsed]:
+        """Return the parts that became final with a token."""
+
+    def end(self, rest: str) -> list[Parsed]:
+        """Return those that were held back at the end of an answer.
+
+        Args:
+            rest: ``Request.rest``.
+        """
+
+
 class CallParser:
-    """Parses texts of ``Grammars.calls``, whole or cut off anywhere.
+    """A ``Parser`` of texts of ``Grammars.calls`` in Hermes' format, whole or cut off anywhere.
 
     White space between what is said and a call, or between calls, belongs to neither.
 
     Attributes:
-        calls: that were begun.
         tags: tokens of tags that give no text.
     """
 
     def __init__(self, tags: Mapping[int, str]) -> None:
         self.calls: list[ToolCall] = []
+        self.tokens: int | None = None
+        self.thinking = False
         self.tags = tags
         self._held = ""  # a call until its name has come, or what may begin one, or end its arguments
 
     @property
     def called(self) -> bool:
-        """Whether there are calls, all of them complete."""
         return bool(self.calls) and self.calls[-1].whole and not self._held.startswith(_OPENS)
 
     def push(self, chunk: Chunk) -> list[Parsed]:
@@ -383,7 +416,7 @@ class CallParser:
                 if (head := _HEAD.match(self._held)) is None:
                     return
                 self._held = self._held[head.end() :]
-                call = ToolCall(len(self.calls), f"call_{secrets.token_hex(12)}", head[1])
+                call = ToolCall(len(self.calls), head[1])
                 self.calls.append(call)
                 yield Parsed("", call, begins=True)
 

@@ -23,7 +23,8 @@ from ..sandbox.workers import JobError, run
 from ..text.encoding import CALL_TAGS, THINK_TAGS, Tokenizer
 from ..text.spelling import InnerSpelling
 from ..text.text_cache import TextCache
-from .constraint import ConstraintState, TextEnded, clear
+from .channel_rules import ChannelRule, ChannelTokens
+from .constraint import Constraint, ConstraintState, TextEnded, clear
 from .json_keys import JsonKeys, KeyTokens
 from .json_schemas import enforceable, weakened
 from .thoughts import ThoughtTokens
@@ -149,16 +150,24 @@ class Grammars:
         tokenizer: of the model.
         vocab_size: width of its logits.
         eos_ids: tokens that end a text.
+        controls: control tokens of Harmony's channels, with their texts, where the model answers in them.
 
     Attributes:
-        ends: these.
+        ends: tokens that end a text.
+        channels: what tokens mean in channels; None: the model does not answer in them.
         words: of a mask.
 
     Raises:
         ConfigError: the tokenizer does not say how its tokens are spelled, or no token ends a text.
     """
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_ids: Collection[int]) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        vocab_size: int,
+        eos_ids: Collection[int],
+        controls: Mapping[int, str] | None = None,
+    ) -> None:
         if not eos_ids:
             raise ConfigError("the model has no end-of-sequence token: a text that a grammar has ended could not end")
         self._tokenizer = tokenizer
@@ -167,7 +176,9 @@ class Grammars:
             self._tokens = LLTokenizer(TokenizerWrapper(_Spelled(tokenizer, ends[0])), vocab_size, ends)
         else:
             self._tokens = _of_transformers(tokenizer, vocab_size, ends)
-        self.words = -(-self._tokens.vocab_size // 32)
+        size = self._tokens.vocab_size
+        self.words = -(-size // 32)
+        self.channels = ChannelTokens(tokenizer, controls, size, self.ends) if controls else None
         self._kept = TextCache[Grammar](_LONGEST, _LONGEST // _KEPT)
 
     def json_schema(self, schema: Mapping[str, Any]) -> Grammar:
@@ -215,8 +226,8 @@ class Grammars:
 
     def calls(
         self, functions: Sequence[Function], *, forced: bool, several: bool, text: Mapping[str, Any] | None = None
-    ) -> Grammar:
-        """Calls of functions in Hermes' format (``CALL_TAGS``), each on lines of its own.
+    ) -> Constraint:
+        """Calls of functions in Hermes' format (``CALL_TAGS``), each on lines of its own; or one in a channel.
 
         Args:
             functions: at least one.
@@ -227,6 +238,10 @@ class Grammars:
         Raises:
             ConfigError: a schema is none, or has what cannot be enforced.
         """
+        if self.channels is not None:
+            arguments = {function.name: self.json_schema(function.parameters) for function in functions}
+            answer = None if text is None else self.json_schema(text)
+            return ChannelRule(self.channels, answer, arguments, forced=forced)
         opens, closes = (self._tag(tag) for tag in CALL_TAGS)
         rules = [f"call: {' | '.join(f'call{i}' for i in range(len(functions)))}"]
         for i, function in enumerate(functions):

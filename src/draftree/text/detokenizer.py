@@ -10,6 +10,7 @@ from itertools import filterfalse
 from typing import Any, NamedTuple, cast
 
 from .encoding import Tokenizer
+from .harmony import NO_TEXT
 
 _WINDOW = 16
 """Tokens that are decoded together at most, once their text is complete; twice as many until then."""
@@ -92,6 +93,7 @@ class PieceDecoder(ABC):
         """A token's piece, empty beyond the vocabulary: output layers may have more tokens."""
         if token not in self._pieces:
             piece = self._read(token) if 0 <= token < self._size else Piece(b"", False)
+            piece = Piece(piece.text, piece.special or piece.text in NO_TEXT)
             self._bytes[token], self._plain[token] = piece.text, b"" if piece.special else piece.text
             self._pieces[token] = piece
         return self._pieces[token]

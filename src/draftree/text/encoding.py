@@ -15,6 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from ..errors import ChatTemplateError, FieldError, PromptError
 from ..sandbox.workers import JobError, JobRaisedError, run
+from .harmony import CALL, MESSAGE
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,12 +173,15 @@ def _with_thought(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _forms(messages: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """The forms of a conversation that templates may take: as it is, and two that strict templates do.
+    """The forms of a conversation that templates may take: as it is, and three that strict templates do.
 
-    Neighbours of one role are one turn there, but for results of calls, and all that the system says comes first: as a
+    In one a turn that calls functions has what it says at the end of its thought: gpt-oss's takes one of them. In the
+    others neighbours of one role are one turn, but for results of calls, and all that the system says comes first: as a
     turn of its own, or at the beginning of the user's.
     """
     forms = [messages]
+    if (form := [_with_all_thought(message) for message in messages]) != messages:
+        forms.append(form)
     for role in ("system", "user"):
         turns = [{**turn, "role": role} for turn in messages if turn["role"] == "system"]
         turns += [turn for turn in messages if turn["role"] != "system"]
@@ -188,6 +192,14 @@ def _forms(messages: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
         if form not in forms:
             forms.append(form)
     return forms
+
+
+def _with_all_thought(message: dict[str, Any]) -> dict[str, Any]:
+    """A message; one that thinks, says something and calls a function has said nothing."""
+    if not (message["content"] and message.get("tool_calls") and message.get(THOUGHTS[0])):
+        return message
+    thought = f"{message[THOUGHTS[0]]}\n\n{message['content']}"
+    return {**message, "content": "", **dict.fromkeys(THOUGHTS[:2], thought)}
 
 
 def _joined(turns: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -296,10 +308,10 @@ _PROBED = {"name": "probe", "description": "what_it_does", "parameters": {"type"
 
 
 def _writes_calls(tokenizer: Tokenizer, template: str, arguments: dict[str, int] | str) -> bool:
-    """The chat template describes tools, and writes calls of the past in Hermes' format, white space aside.
+    """The chat template describes tools, and writes past calls in Hermes' format or in Harmony's, white space aside.
 
     A template that does neither gets all of it as text, and so does one that has a format of its own: an answer's calls
-    are parsed in Hermes' format alone. Arguments that are text may be written as they are, or as JSON.
+    are parsed in these formats alone. Arguments that are text may be written as they are, or as JSON.
     """
     call = {"name": "probe", "arguments": arguments}
     messages: list[dict[str, Any]] = [
@@ -311,9 +323,10 @@ def _writes_calls(tokenizer: Tokenizer, template: str, arguments: dict[str, int]
         text = _probed(tokenizer, template, messages, {}, [{"type": "function", "function": _PROBED}])
     except JobError:
         return False
-    written, forms = "".join(text.split()), [call_text("probe", arguments)]
+    written = "".join(text.split())
+    forms = [call_text("probe", arguments), f"{MESSAGE}{json.dumps(arguments)}{CALL}"]
     if isinstance(arguments, str):
-        forms.append(forms[0].replace(json.dumps(arguments), arguments))
+        forms += [form.replace(json.dumps(arguments), arguments) for form in forms]
     return "what_it_does" in written and any("".join(form.split()) in written for form in forms)
 
 

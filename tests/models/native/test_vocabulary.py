@@ -281,7 +281,7 @@ def test_ends_are_known_by_their_texts(tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("kind", [TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.NORMAL])
 def test_tokens_have_llamas_types(tmp_path: Path, extra: list[str], ends: int, kind: TokenType) -> None:
-    """Of gpt-oss ``<|end|>`` ends a message, no text, and channels are shown; of Gemma 4 ``</s>`` is a tag of HTML."""
+    """Of gpt-oss ``<|end|>`` ends a message, no text; of Gemma 4 ``</s>`` is a tag of HTML."""
     words, closed = byte_level(), ["</s>"] * (kind == TokenType.CONTROL)
     types = (*words.types, *[kind] * (len(extra) + len(closed)))
     pair = both(tmp_path / "tiny.gguf", replace(words, tokens=(*words.tokens, *extra, *closed), types=types))

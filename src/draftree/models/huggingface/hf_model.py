@@ -26,6 +26,7 @@ from ...config import typed
 from ...errors import CacheError, NoTreesError, first_line
 from ...scores import LastScores, Scores
 from ...text.encoding import Tokenizer
+from ...text.harmony import last_tokens
 from ..base import (
     DRAFTED,
     FINAL_STATE,
@@ -119,7 +120,8 @@ class HFModel(LanguageModel):
         if not shared.settled:
             long_rope.settle(model, can.max_length)
             shared.settled = True
-        self.capabilities: Capabilities = replace(can, runner=chosen_runner(runner, can.device))
+        ends = can.eos_ids | (frozenset() if tokenizer is None else last_tokens(tokenizer.get_vocab()))
+        self.capabilities: Capabilities = replace(can, runner=chosen_runner(runner, can.device), eos_ids=ends)
         self._lock, self._hidden = shared.lock, shared.hidden
         if can.device.startswith("cuda"):
             norms.fuse(model)

@@ -68,7 +68,7 @@ _AROUND = {
 }
 """Tokens around what is filled in: control tokens, by their usual texts where none of the keys names one."""
 _CHANNELS = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
-"""Tokens of gpt-oss that are text, whatever their type."""
+"""Tokens of gpt-oss that texts contain as they are, whatever their type; none is shown (``PieceDecoder.piece``)."""
 _END = "<|end|>"
 _BESIDE_END = ({"<|call|>", "<|calls|>"}, {"<|return|>", "<|flush|>"})
 """Beside a token of each of these ``_END`` ends a message, no text (gpt-oss, Solar Open)."""
