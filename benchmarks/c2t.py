@@ -1,14 +1,13 @@
 """How many nodes does a classifier (C2T) save at equal acceptance length, beside EAGLE-2 and OPT-Tree?
 
     python -m benchmarks.c2t [--suites spec-bench,gsm8k,humaneval] [--limit 13] [--max-tokens 64]
-                             [--classifiers smollm2-head,FILE,...] [--beta-only] [--tops 15,20,25,30,none]
+                             [--classifiers smollm2-head,FILE,...] [--beta-only]
                              [--clock [--repeats 3]] [--cache DIR] [--plot FILE.svg] [--chains | --calibration]
 
 What the drafter drafts from every token of the target's greedy answers is recorded once (``recorded.py``). Then each
 policy grows its trees of it, and match verification accepts what the text follows: MAL (bonus token included) and
 verified nodes are those of decoding. "joint" is the classifiers' policy with the path's own draft probability as the
-score. ``--tops`` compares second top-K's of a layer (the paper's Figure 5) within 256 nodes; ``--calibration`` shows
-draft probability beside acceptance by entropy and rank (Figure 2).
+score. ``--calibration`` shows draft probability beside acceptance by entropy and rank (Figure 2).
 
 Curves: tau is MAL, gamma the nodes verified for each generated token. "At equal MAL" reads each curve at the MAL of
 EAGLE-2 with 8, 16 and 32 nodes, between its points by straight lines; ratios have 95% bootstrap intervals over prompts.
@@ -39,7 +38,7 @@ from draftree.engine.engine import Engine
 from draftree.engine.replay import Replay
 from draftree.engine.speculation import Speculation
 from draftree.models.huggingface.hf_model import HFModel
-from draftree.papers.c2t import DEFAULT, Classifier, ClassifierFile, ClassifierTree, Score, read_classifier
+from draftree.papers.c2t import DEFAULT, ClassifierFile, ClassifierTree, Score, read_classifier
 from draftree.papers.opt_tree import OptTree
 from draftree.policies.base import Frontier, GrowthPolicy
 from draftree.policies.best_paths import Eagle2Tree
@@ -55,8 +54,6 @@ BETAS = (0.5, 0.3, 0.2, 0.1, 0.07, 0.05, 0.03, 0.02, 0.01, 0.005)
 LENGTHS = range(1, 9)
 AT = (8, 16, 32)
 CHAIN_AT = (2, 3, 4)
-TOP_NODES = 256
-"""Budget where top-K's are compared: few trees reach it, so that K decides."""
 _NOTED = 0.01
 Contestant = tuple[str, GrowthPolicy, int]
 """Label, policy and node budget."""
@@ -90,16 +87,6 @@ def trees(scores: dict[str, Score], *, sizes: bool) -> dict[str, list[Contestant
     return curves
 
 
-def top_ks(classifiers: dict[str, Classifier], tops: Sequence[int | None]) -> dict[str, list[Contestant]]:
-    """Curves over beta with each second top-K; None: without one."""
-    curves: dict[str, list[Contestant]] = {"eagle2, N": [(f"N={n}", Eagle2Tree(10, DEPTH), n) for n in SIZES]}
-    for name, net in classifiers.items():
-        for top in tops:
-            key = f"{name}, K={'none' if top is None else top}"
-            curves[key] = [(f"beta={b:g}", _tree(net, b, top=top), TOP_NODES) for b in BETAS]
-    return curves
-
-
 def chains(scores: dict[str, Score]) -> dict[str, list[Contestant]]:
     """Curves of chains: of fixed length, and ended by a score."""
     curves: dict[str, list[Contestant]] = {
@@ -110,8 +97,8 @@ def chains(scores: dict[str, Score]) -> dict[str, list[Contestant]]:
     return curves
 
 
-def _tree(score: Score, beta: float, width: int = 15, top: int | None = 15) -> GrowthPolicy:
-    return ClassifierTree(score, beta, width, top, DEPTH)
+def _tree(score: Score, beta: float, width: int = 15) -> GrowthPolicy:
+    return ClassifierTree(score, beta, width, top=15, depth=DEPTH)
 
 
 def held_against(contestant: Contestant, texts: Sequence[KnownText]) -> tuple[Point, float]:
@@ -336,13 +323,6 @@ def plot_curves(curves: Mapping[str, Curve], file: Path) -> None:
     write_whole(file, made.svg + "\n")
 
 
-def _tops(text: str) -> list[int | None]:
-    found = [None if part == "none" else int(part) for part in text.split(",")]
-    if any(top is not None and top < 1 for top in found):
-        raise ValueError
-    return found
-
-
 def _parsed(argv: Sequence[str] | None) -> tuple[argparse.Namespace, dict[str, ClassifierFile], Recording]:
     """The options, the classifiers by their names, and the recorded texts."""
     parser = command_parser("benchmarks.c2t", __doc__)
@@ -353,7 +333,6 @@ def _parsed(argv: Sequence[str] | None) -> tuple[argparse.Namespace, dict[str, C
     parser.add_argument("--repeats", type=int, default=3, help="decodes of each prompt by the clock")
     kinds = parser.add_mutually_exclusive_group()
     kinds.add_argument("--chains", action="store_true", help="chains instead of trees")
-    kinds.add_argument("--tops", type=_tops, help="second top-K's to compare, with commas, none among them")
     kinds.add_argument("--calibration", action="store_true", help="the draft's probabilities instead of policies")
     parser.add_argument("--plot", type=Path, help="draw the curves, or the calibration, of all prompts (.svg)")
     args = parser.parse_args(argv)
@@ -375,13 +354,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     args, files, found = _parsed(argv)
     if args.calibration:
         return report_calibration(calibration(found.texts), args.plot)
-    nets = {name: file.classifier for name, file in files.items()}
-    scores: dict[str, Score] = {"joint": joint, **nets}
+    scores: dict[str, Score] = {"joint": joint, **{name: file.classifier for name, file in files.items()}}
     base, at, over = ("fixed length", CHAIN_AT, "length") if args.chains else ("eagle2, N", AT, "N")
-    if args.tops:
-        contestants = top_ks(nets, args.tops)
-    else:
-        contestants = chains(scores) if args.chains else trees(scores, sizes=not args.beta_only)
+    contestants = chains(scores) if args.chains else trees(scores, sizes=not args.beta_only)
     labels = [f"{over}={n}" for n in at]
     parts = []
     for suite, texts in found.suites.items():

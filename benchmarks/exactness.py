@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from draftree.bench.summary import markdown
+from draftree.engine.replay import shared_length
 from draftree.errors import UnknownNameError
 from draftree.models.cpu_threads import default_threads
 from draftree.models.native.binding import tiers
@@ -79,17 +80,11 @@ def _cells(
     answers = [row for row in own if "error" not in row]
     plain = {row["prompt"]: row for row in of.get((name, PLAIN, ""), []) if "error" not in row}
     pairs = [(row, plain[row["prompt"]]) for row in answers if row["prompt"] in plain]
-    firsts = [_first(row["ids"], known["ids"]) for row, known in pairs if row["text"] != known["text"]]
+    firsts = [shared_length(row["ids"], known["ids"]) + 1 for row, known in pairs if row["text"] != known["text"]]
     version = answers[-1]["version"] if answers else ""
     share = f"{len(firsts)} of {len(pairs)}" if pairs else ""
     first = f"{statistics.median_low(firsts)} ({min(firsts)})" if firsts else ""
     return [name, version, f"{factor} ({draft})" if draft else factor, share, first, own[-1].get("error", "")]
-
-
-def _first(ids: Sequence[int], known: Sequence[int]) -> int:
-    """The first token that differs, counted from 1."""
-    both = zip(ids, known, strict=False)
-    return next((at for at, (one, other) in enumerate(both, 1) if one != other), min(len(ids), len(known)) + 1)
 
 
 def chosen(names: str | None) -> list[str]:

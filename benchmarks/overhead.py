@@ -49,7 +49,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = command_parser("benchmarks.overhead", __doc__)
     parser.add_argument("--target", default=DEFAULT_MODEL)
     parser.add_argument("--steps", type=int, default=100, help="that are measured")
-    parser.add_argument("--files", action="store_true", help="name the files of a step")
     args = parser.parse_args(argv)
     target = load(args.target)
     print("ms of a step outside passes      least  median  nodes  functions  calls  files")
@@ -66,8 +65,6 @@ def main(argv: Sequence[str] | None = None) -> None:
             f"{name:30} {1e3 * outside[0]:7.3f} {1e3 * statistics.median(outside):7.3f} "
             f"{sum(stats.drafted) / stats.steps:6.1f} {len(functions):10} {functions.total():6} {len(files):6}"
         )
-        if args.files:
-            print("  " + "  ".join(sorted(str(path.relative_to(PACKAGE)) for path in files)))
     least, median = _draw(target, args.steps)
     print(f"draw of a node at T = 1, top-p 0.9, {target.capabilities.vocab_size} tokens: {least:.3f} {median:.3f} ms")
     for shape, nodes, width in (("tree of 15", 15, None), ("chain of 8", 8, 1)):

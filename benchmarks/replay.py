@@ -3,7 +3,7 @@
     python -m benchmarks.replay [--target smollm2] [--methods auto,chain:depth=2,opt-tree:nodes=8,...]
                                 [--drafters lookup,head,FILE] [--suites spec-bench] [--limit 39] [--max-tokens 80]
                                 [--temperature 0] [--profile FILE] [--tier avx2] [--draft-ms MS]
-                                [--batch 4] [--categories]
+                                [--batch 4]
 
 Every method decodes every prompt, AR decoding among them, in turn. A pass of the target takes the seconds of its cost
 profile: the kept one ('draftree profile'), or another machine's FILE; the policies see these seconds too. Drafting
@@ -28,7 +28,7 @@ from rich.progress import track
 from draftree.bench.contestants import Models
 from draftree.bench.entries import Entry, entries, split_names
 from draftree.bench.run import encode_turns
-from draftree.bench.suites import Item, choose, load_suite
+from draftree.bench.suites import choose, load_suite
 from draftree.bench.summary import markdown, ratio
 from draftree.config import SamplingParams
 from draftree.drafters.grow import TreeDrafter
@@ -176,19 +176,6 @@ def row(label: str, runs: Sequence[Run], ar: Sequence[Run]) -> list[str]:
     ]
 
 
-def by_category(runs: dict[str, list[Run]], groups: Sequence[Sequence[Item]], ar: Sequence[Run]) -> str:
-    """Speed over AR decoding by the category of a batch's first prompt."""
-    categories = list(dict.fromkeys(group[0].category for group in groups))
-    lines = []
-    for label, own in runs.items():
-        line = [label]
-        for category in categories:
-            some = [(a, b) for group, a, b in zip(groups, ar, own, strict=True) if group[0].category == category]
-            line.append(ratio([a.seconds / a.tokens for a, _ in some], [b.seconds / b.tokens for _, b in some]).text())
-        lines.append(line)
-    return markdown(["method", *categories], lines)
-
-
 @one_line_errors()
 def main(argv: Sequence[str] | None = None) -> None:
     """Replay and print."""
@@ -204,7 +191,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--tier", help="instruction set of the native engine; the profile's then")
     parser.add_argument("--draft-ms", type=float, help="a pass that drafts; measured by default")
     parser.add_argument("--batch", type=int, default=1, help="prompts that are decoded together")
-    parser.add_argument("--categories", action="store_true", help="print speeds by category too")
     args = parser.parse_args(argv)
     contestants = entries(split_names(args.methods), split_names(args.drafters), [args.temperature])
     if wrong := next((e.label for e in contestants if e.is_peer or e.beams), None):
@@ -232,8 +218,6 @@ def main(argv: Sequence[str] | None = None) -> None:
             runs[label].append(contestant.decode(prompts, args.max_tokens))
     ar = runs[contestants[0].label]
     print(markdown(HEADER, [row(label, own, ar) for label, own in runs.items()]))
-    if args.categories:
-        print(by_category(runs, groups, ar))
 
 
 if __name__ == "__main__":

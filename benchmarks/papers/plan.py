@@ -213,7 +213,7 @@ class Plan:
             asked = [_ASKED.format(row["text"]) for row in rows if row["task_id"] in MBPP_TESTS]
             _write(made / f"{PROGRAMS}.jsonl", asked)
         if any(run.suite == EDITS for run in runs) and not (made / f"{EDITS}.jsonl").is_file():
-            _call("benchmarks.edits", ["suite", str(made / f"{EDITS}.jsonl"), "--limit", "6"])
+            _call("benchmarks.edits", [str(made / f"{EDITS}.jsonl"), "--limit", "6"])
 
     def thresholds(self, runs: Collection[PlannedRun]) -> list[str]:
         """The models whose threshold of OPT-Tree is still to be chosen."""
