@@ -7,8 +7,8 @@ RUNS is the folder of the runs; without --measure the report is made of those th
 chapter for each paper, and the runs' figures as JSON lines. It prints beforehand how many runs are missing and about
 how long they take, and goes on where it was stopped. Each figure is drawn from the run that it names (``plan.py``), and
 from no other. --only takes one paper, table or figure, or a page, and its runs alone: opt-tree, gunjur/figure-2,
-results, systems, ... Verdicts on the page of results are those of the chapters that are new or in the docs. The page of
-other systems is made of RUNS/rivals and RUNS/exactness, which ``benchmarks.rivals`` and ``benchmarks.exactness`` fill.
+results, systems, ... Verdicts on the page of results are those of the chapters that are new or in the docs. The
+pages systems and exactness are made of RUNS/rivals and RUNS/exactness, which the commands of these names fill.
 --methods adds contestants of your own to all runs, and to the tables that have a row for each contestant. With --target
 and --draft the runs called coder are of your models.
 """
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from draftree.artifacts import user_path, write_whole
@@ -27,7 +27,6 @@ from draftree.bench.summary import LoadedRun, load_runs
 from draftree.errors import ConfigError
 from draftree.progress import err
 
-from .. import exactness, rivals
 from ..commands import command_parser, one_line_errors
 from ..quality.answers import FILE as SCORES
 from ..rival_jobs import Row, read
@@ -35,7 +34,7 @@ from . import confidence, dsbd, gunjur, hsddw, opt_tree, page, systems
 from .plan import Pair, Plan
 from .planned_runs import RUNS
 from .plots import check_plots
-from .sections import FIGURES, PAGE, SYSTEMS, Chapter, Runs, select, to_markdown, verdict_in
+from .sections import FIGURES, PAGE, Chapter, Runs, select, to_markdown, verdict_in
 
 DIGESTS = f"{page.PAGES}/runs.jsonl"
 CHAPTERS = (gunjur.CHAPTER, opt_tree.CHAPTER, confidence.CHAPTER, hsddw.CHAPTER, dsbd.CHAPTER)
@@ -43,14 +42,14 @@ CHAPTERS = (gunjur.CHAPTER, opt_tree.CHAPTER, confidence.CHAPTER, hsddw.CHAPTER,
 
 
 def build(
-    runs: Runs, only: Sequence[str] = (), docs: Path | None = None, others: Sequence[Sequence[Row]] = ((), ())
+    runs: Runs, only: Sequence[str] = (), docs: Path | None = None, others: Mapping[str, Sequence[Row]] | None = None
 ) -> dict[str, str]:
     """The files of the report by their names: the pages, the chapters, their figures as SVG, and the runs' digests.
 
     Args:
         only: names of the chapters, tables and figures that are wanted, and of pages; by default all.
         docs: folder of chapters that are not made anew, whose verdicts the page of results has too.
-        others: lines of ``benchmarks.rivals`` and of ``benchmarks.exactness``, for the page of other systems.
+        others: page of other systems -> its lines.
 
     Raises:
         UnknownNameError: there is no such paper, table or figure.
@@ -65,8 +64,9 @@ def build(
     if PAGE in only or not only:
         texts = [files.get(_file(chapter)) or _text(docs, _file(chapter)) for chapter in CHAPTERS]
         files["results.md"] = page.page(zip(CHAPTERS, map(verdict_in, texts), strict=True), runs)
-    if (SYSTEMS in only or not only) and (made_of_others := systems.page(*others)):
-        files["systems.md"] = made_of_others
+    for name, rows in (others or {}).items():
+        if rows and (name in only or not only):
+            files[f"{name}.md"] = systems.PAGES[name][1](rows)
     return files
 
 
@@ -155,12 +155,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.measure:
         methods = split_names(args.methods)
         Plan(args.runs, pair_of(args), quick=args.quick, only=wanted, methods=methods).measure()
-    lines = [read(user_path(args.runs) / made.FILE.removesuffix(".jsonl") / made.FILE) for made in (rivals, exactness)]
-    if not (runs := runs_of(args.runs)) and args.only != [SYSTEMS]:
+    folders = {name: user_path(args.runs) / Path(file).stem for name, (file, _) in systems.PAGES.items()}
+    others = {name: read(folder / systems.PAGES[name][0]) for name, folder in folders.items()}
+    if not (runs := runs_of(args.runs)) and ({*args.only} - {*others} or not args.only):
         raise ConfigError(f"no finished run in {args.runs}: decode what is missing with --measure")
-    files = build(runs, args.only, docs, lines)
-    if SYSTEMS in args.only and "systems.md" not in files:
-        raise ConfigError(f"{args.runs} lacks rivals or exactness: make them by the commands of these names first")
+    if lacks := next((name for name in args.only if name in others and not others[name]), None):
+        module = f"benchmarks.{folders[lacks].name}"
+        raise ConfigError(f"{folders[lacks]} has no lines: make them by python -m {module} first")
+    files = build(runs, args.only, docs, others)
     if not args.only:
         for old in (docs / page.PAGES / FIGURES).glob("*.svg"):
             old.unlink()

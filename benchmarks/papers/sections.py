@@ -158,8 +158,8 @@ def of(runs: Runs, names: Sequence[str]) -> list[LoadedRun]:
     return [runs[name] for name in names if name in runs]
 
 
-PAGE, SYSTEMS = WHOLE = ("results", "systems")
-"""The pages of results and of other systems, among the names of chapters."""
+PAGE, SYSTEMS, EXACTNESS = WHOLE = ("results", "systems", "exactness")
+"""The pages of results, of other systems' speeds and of their texts, among the names of chapters."""
 FIGURES = "figures"
 """Folder of the figures, beside the chapters."""
 

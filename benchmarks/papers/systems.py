@@ -1,18 +1,22 @@
-"""The page of other systems: how fast they are, and whether their text changes."""
+"""The pages of other systems: how fast they are, and whether their text changes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from draftree.bench.summary import markdown
 
 from .. import exactness, rivals
 from ..rival_jobs import Row
-from .sections import document
+from .sections import EXACTNESS, SYSTEMS, document
 
 OPENING = (
     "This page compares other systems with draftree. Each system decodes in a process of its own, with the weights of "
     "the same file on the same cores."
+)
+EXACT_OPENING = (
+    "Drafts, requests at once and threads should change the speed of a system, and not its text. This page counts how "
+    "often the text changes."
 )
 SPEED = (
     "Tokens a second of greedy decoding after the prompt, each system on the same two cores (`python -m "
@@ -27,12 +31,14 @@ EXACT = (
 )
 
 
-def page(speeds: Sequence[Row], texts: Sequence[Row]) -> str | None:
-    """The page, of the lines of ``benchmarks.rivals`` and of ``benchmarks.exactness``; None: there are none of both."""
-    if not (speeds and texts):
-        return None
-    speed, exact = ["## Speed", SPEED, *_speeds(speeds)], ["## Exactness", EXACT, *_texts(texts)]
-    return document(["# Other systems", OPENING, *speed, *exact])
+def speed_page(rows: Sequence[Row]) -> str:
+    """Of the lines of ``benchmarks.rivals``."""
+    return document(["# Other systems", OPENING, SPEED, *_speeds(rows)])
+
+
+def exactness_page(rows: Sequence[Row]) -> str:
+    """Of the lines of ``benchmarks.exactness``."""
+    return document(["# Does the text change?", EXACT_OPENING, EXACT, *_texts(rows)])
 
 
 def _where(rows: Sequence[Row]) -> str:
@@ -67,3 +73,10 @@ def _texts(rows: Sequence[Row]) -> list[str]:
         parts += [f"{title}; {_where(rows)}:", markdown(["factor", *systems], lines), f"Versions: {versions}."]
         parts += ["\n".join(f"- {note}" for note in notes)] * bool(notes)
     return parts
+
+
+PAGES: Mapping[str, tuple[str, Callable[[Sequence[Row]], str]]] = {
+    SYSTEMS: (rivals.FILE, speed_page),
+    EXACTNESS: (exactness.FILE, exactness_page),
+}
+"""Page -> the file of its lines, in a folder of the same name within RUNS, and what is made of them."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, astuple, replace
 from pathlib import Path
@@ -13,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.commands import without_folders
-from benchmarks.papers import agreement, dsbd, hsddw, opt_tree, page, systems
+from benchmarks.papers import agreement, dsbd, hsddw, opt_tree, page
 from benchmarks.papers.__main__ import CHAPTERS, DIGESTS, build, main, merged
 from benchmarks.papers.dsbd import Point, kind, one_cache, pareto
 from benchmarks.papers.gunjur import over, wasted
@@ -300,7 +299,7 @@ def test_a_verdict_on_opt_tree_is_of_all_its_tables(folder: Path) -> None:
     assert best is not None and best.nodes == 8  # the last, and so the fastest, of its contestants
 
 
-def test_the_page_of_other_systems_is_of_both_measurements(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pages_of_other_systems_are_each_of_one_measurement(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     row = {"model": "tiny", "suite": "own", "max_tokens": 8, "draft": "", "machine": "AMD, 2 cores", "commit": "0abc"}
     answer = {"version": "1", "prompt": "a", "ids": [1], "text": "x", "decode_tokens": 2, "decode_seconds": 1.0}
     speeds = [{**row, **answer, "rival": name, "round": 0} for name in ("llama.cpp", "draftree-ar")]
@@ -309,17 +308,19 @@ def test_the_page_of_other_systems_is_of_both_measurements(tmp_path: Path, capsy
         for name in ("draftree-ar", "llama.cpp")
         for factor in ("plain", "4 requests")
     ]
-    assert systems.page(speeds, []) is systems.page([], texts) is None
-    for name, rows in (("rivals", speeds), ("exactness", texts)):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / f"{name}.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
-    main([str(tmp_path), "--only", "systems"])
-    text = (tmp_path / "report" / "systems.md").read_text()
-    assert "AMD, 2 cores, commit 0abc" in " ".join(text.split())
-    assert [cell.strip() for cell in text.splitlines()[-3].split("|")[1:4]] == ["4 requests", "0 of 1", "1 of 1"]
-    shutil.rmtree(tmp_path / "exactness")
-    with pytest.raises(SystemExit, match=str(tmp_path)):
-        main([str(tmp_path), "--only", "systems"])
+    report = tmp_path / "report"
+    for made, folder, rows in (("systems", "rivals", speeds), ("exactness", "exactness", texts)):
+        with pytest.raises(SystemExit, match=f"{tmp_path}/{folder} has no lines: .*benchmarks.{folder} first"):
+            main([str(tmp_path), "--only", made])
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / f"{folder}.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
+        main([str(tmp_path), "--only", made])
+        assert "AMD, 2 cores, commit 0abc" in " ".join((report / f"{made}.md").read_text().split())
+    assert {file.name for file in report.iterdir()} == {"systems.md", "exactness.md"}
+    cells = (report / "exactness.md").read_text().splitlines()[-3].split("|")[1:4]
+    assert [cell.strip() for cell in cells] == ["4 requests", "0 of 1", "1 of 1"]
+    with pytest.raises(SystemExit, match="no finished run"):
+        main([str(tmp_path), "--only", "systems", "--only", "results"])
 
 
 def test_three_levels_are_held_against_the_middle_one_alone(folder: Path) -> None:

@@ -19,6 +19,7 @@ def test_published_pages_have_the_prose_of_the_report() -> None:
 
     assert lacks("results.md", page.OPENING, sections.MODELS, page.ELSEWHERE) == []
     assert lacks("systems.md", systems.OPENING, systems.SPEED) == []
+    assert lacks("exactness.md", systems.EXACT_OPENING, systems.EXACT) == []
     for chapter in CHAPTERS:
         own = (sections.OPENING, sections.MODELS, chapter.claim, chapter.why)
         assert lacks(f"papers/{chapter.name}.md", *own) == []
