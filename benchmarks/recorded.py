@@ -303,6 +303,8 @@ def recorded(args: argparse.Namespace) -> Recording:
             raise ConfigError(f"--{name} is {getattr(args, name)}: use at least 1")
     items = {suite: choose(load_suite(suite), limit=args.limit) for suite in args.suites.split(",")}
     target = load_huggingface(args.target)
+    if not isinstance(target, HFModel):
+        raise ConfigError(f"{args.target} takes no draft trees: {target.capabilities.no_trees}")
     drafter = load_drafter(args.drafter, target, Eagle2Tree(args.beam, args.layers))
     if not isinstance(drafter, TreeDrafter) or drafter.learns:
         raise ConfigError(f"--drafter {args.drafter} learns, or drafts nothing: use a head, a model or lookup")

@@ -49,7 +49,9 @@ TOKENS = 16
 
 @pytest.fixture(scope="module")
 def model() -> HFModel:
-    return load_huggingface("smollm2")
+    found = load_huggingface("smollm2")
+    assert isinstance(found, HFModel)
+    return found
 
 
 @pytest.fixture(scope="module")

@@ -310,7 +310,7 @@ def test_pages_of_other_systems_are_each_of_one_measurement(tmp_path: Path, caps
     ]
     report = tmp_path / "report"
     for made, folder, rows in (("systems", "rivals", speeds), ("exactness", "exactness", texts)):
-        with pytest.raises(SystemExit, match=f"{tmp_path}/{folder} has no lines: .*benchmarks.{folder} first"):
+        with pytest.raises(SystemExit, match=f"{tmp_path}/{folder} .*benchmarks.{folder} "):
             main([str(tmp_path), "--only", made])
         (tmp_path / folder).mkdir()
         (tmp_path / folder / f"{folder}.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
@@ -319,7 +319,7 @@ def test_pages_of_other_systems_are_each_of_one_measurement(tmp_path: Path, caps
     assert {file.name for file in report.iterdir()} == {"systems.md", "exactness.md"}
     cells = (report / "exactness.md").read_text().splitlines()[-3].split("|")[1:4]
     assert [cell.strip() for cell in cells] == ["4 requests", "0 of 1", "1 of 1"]
-    with pytest.raises(SystemExit, match="no finished run"):
+    with pytest.raises(SystemExit, match=f"{tmp_path}: "):
         main([str(tmp_path), "--only", "systems", "--only", "results"])
 
 

@@ -37,7 +37,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def model(folder: Path) -> HFModel:
-    return load_huggingface(str(folder))
+    found = load_huggingface(str(folder))
+    assert isinstance(found, HFModel)
+    return found
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,6 @@ from draftree.engine.speculation import SpeculationParams
 from draftree.models.base import LanguageModel
 from draftree.models.cost_profile import Profile
 from draftree.models.huggingface.hf_loading import load_huggingface
-from draftree.models.huggingface.hf_model import HFModel
 from draftree.papers.cascade import CascadeSource, LoopBack, read_stages
 from draftree.papers.hsddw import DynamicWindow
 from draftree.policies.fixed import CHAIN, StaticTree
@@ -176,7 +175,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("draftree.drafters.default.profile_of", found)
 
 
-def loaded(name: str, method: str, model: HFModel) -> tuple[TreeDrafter, CascadeSource]:
+def loaded(name: str, method: str, model: LanguageModel) -> tuple[TreeDrafter, CascadeSource]:
     made = load_drafter(name, model, find_policy(method))
     assert isinstance(made, TreeDrafter)
     assert isinstance(made.source, CascadeSource)
