@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from draftree.errors import CacheError, NoTreesError
-from draftree.models.base import LanguageModel, Nodes, Row, decoded, prefill
+from draftree.models.base import LanguageModel, Nodes, decoded, prefill
 from draftree.models.llama import linear_model
 from draftree.models.llama.context import Context
 from draftree.models.llama.linear_model import LinearModel
@@ -21,6 +21,7 @@ from draftree.models.prefixes import WORTHWHILE, PrefixCache
 from draftree.tree import ROOT, Floats
 
 from ... import tiny_gguf
+from ..linear_walk import walk
 
 VOCAB = 256
 ROUNDING = 1e-3
@@ -81,47 +82,19 @@ def test_a_model_of_short_texts_decodes(tmp_path: Path, context: int) -> None:
 def test_whatever_rows_do_logits_are_those_of_one_token_decoding(
     load: Loader, reference: LinearModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Several rows and tokens a pass, tokens that are dropped, forks at any length, closes, and contexts that grow."""
+    """Contexts grow."""
     monkeypatch.setattr(linear_model, "FIRST_CELLS", 256)
-    model, rng, checked, grown = load(), Random(5), 0, set[tuple[int, int]]()
-    rows = list[tuple[Row, list[int], list[int]]]()  # with what is committed, and what waits
-    for _ in range(70):
-        act = rng.choice(["open", "extend", "extend", "extend", "commit", "prune", "fork", "close"])
-        if act == "open" and len(rows) < 4:
-            ids = text(rng.randrange(99), rng.randint(60, 150))
-            rows.append((prefill(model, ids), ids, []))
-        elif rows and act == "extend":
-            chosen = rng.sample(rows, rng.randint(1, len(rows)))
-            nodes = []
-            for row, _, waiting in chosen:
-                new = text(rng.randrange(99), rng.randint(1, 4))
-                last = len(row.parents) + ROOT
-                nodes.append(Nodes(new, [*range(last, last + len(new))], wanted=1))
-                waiting += new
-            logits = model.extend([row for row, *_ in chosen], nodes).logits(range(len(chosen)))
-            for (_, ids, waiting), found in zip(chosen, logits, strict=True):
-                assert np.abs(found - by_one_token(reference, ids + waiting)).max() < ROUNDING
-                checked += 1
-        elif rows and act in ("commit", "prune"):
-            row, ids, waiting = rng.choice(rows)
-            keep = rng.randint(0, len(waiting))
-            trunk = keep if act == "commit" else rng.randint(0, keep)
-            model.commit(row, range(keep)) if act == "commit" else model.prune(row, range(keep), trunk)
-            ids += waiting[:trunk]
-            waiting[:] = waiting[trunk:keep]
-            assert (row.length, len(row.parents)) == (len(ids), len(waiting))
-        elif rows and act == "fork" and len(rows) < 5:
-            row, ids, _ = rng.choice(rows)
-            length = rng.choice([row.length, rng.randint(0, row.length)])
-            rows.append((model.fork(row, length), ids[:length], []))
-        elif rows and act == "close":
-            model.close(rows.pop(rng.randrange(len(rows)))[0])
-        grown.add((model._context.cells, model._context.sequences))
+    model, grown = load(), set[tuple[int, int]]()
+    checked = walk(
+        model,
+        lambda ids: by_one_token(reference, ids),
+        steps=70,
+        prompts=(60, 150),
+        rounding=ROUNDING,
+        after=lambda: grown.add((model._context.cells, model._context.sequences)),
+    )
     assert checked > 15 and len({cells for cells, _ in grown}) > 1
     assert max(sequences for _, sequences in grown) > 2
-    for row, *_ in rows:
-        model.close(row)
-    assert model.rows == 0
 
 
 def test_a_pass_that_fails_loses_nothing(load: Loader, reference: LinearModel, monkeypatch: pytest.MonkeyPatch) -> None:
