@@ -2,7 +2,7 @@
 
     python -m benchmarks.c2t [--suites spec-bench,gsm8k,humaneval] [--limit 13] [--max-tokens 64]
                              [--classifiers smollm2-head,FILE,...] [--beta-only]
-                             [--clock [--repeats 3]] [--cache DIR] [--plot FILE.svg] [--chains | --calibration]
+                             [--cache DIR] [--plot FILE.svg] [--chains | --calibration]
 
 What the drafter drafts from every token of the target's greedy answers is recorded once (``recorded.py``). Then each
 policy grows its trees of it, and match verification accepts what the text follows: MAL (bonus token included) and
@@ -11,8 +11,6 @@ score. ``--calibration`` shows draft probability beside acceptance by entropy an
 
 Curves: tau is MAL, gamma the nodes verified for each generated token. "At equal MAL" reads each curve at the MAL of
 EAGLE-2 with 8, 16 and 32 nodes, between its points by straight lines; ratios have 95% bootstrap intervals over prompts.
-``--clock`` then decodes the prompts for real, taking turns: EAGLE-2 at these points, and each curve with the setting,
-between its points, that has the same MAL, and prints time a token over EAGLE-2's (mean of ratios, without prefill).
 """
 
 from __future__ import annotations
@@ -20,7 +18,6 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,15 +26,10 @@ from rich.progress import track
 from torch import Tensor
 
 from draftree.artifacts import write_whole
-from draftree.bench.summary import ratio
 from draftree.config import SamplingParams
 from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.provenance import check_made_for, provenance
-from draftree.drafters.registry import load_drafter
-from draftree.engine.engine import Engine
 from draftree.engine.replay import Replay
-from draftree.engine.speculation import Speculation
-from draftree.models.huggingface.hf_model import HFModel
 from draftree.papers.c2t import DEFAULT, ClassifierFile, ClassifierTree, Score, read_classifier
 from draftree.papers.opt_tree import OptTree
 from draftree.policies.base import Frontier, GrowthPolicy
@@ -57,10 +49,6 @@ CHAIN_AT = (2, 3, 4)
 _NOTED = 0.01
 Contestant = tuple[str, GrowthPolicy, int]
 """Label, policy and node budget."""
-_WARM = 8
-"""Tokens of a first decode that does not count: memory is allocated, kernels are chosen."""
-
-
 ENTROPIES = (1.0, 2.0, 3.0, 4.0, 5.0, 6.0)
 """Bounds of the bins, nats."""
 BINS = [f"{low:g}-{high:g}" for low, high in zip((0.0, *ENTROPIES), (*ENTROPIES, float("inf")), strict=True)]
@@ -154,106 +142,6 @@ def report(curves: dict[str, Curve], base: str, at: Sequence[str]) -> None:
         print(f"  {name:44}" + "".join(f"{cell:>24}" for cell in cells), flush=True)
 
 
-def equal_mal(
-    contestants: dict[str, list[Contestant]], curves: dict[str, Curve], base: str, at: Sequence[str]
-) -> tuple[dict[str, Contestant], list[tuple[str, str]]]:
-    """The base's points ``at``, and of every other curve the settings that have their MAL.
-
-    Returns:
-        contestants by name, and which of them have equal MAL: (base, other).
-    """
-    mals = {name: weighted(curve, every_prompt(curve))[0][0].tolist() for name, curve in curves.items()}
-    points: dict[str, Contestant] = {}
-    pairs = []
-    for mal, one in zip(mals[base], contestants[base], strict=True):
-        if one[0] not in at:
-            continue
-        points[own := f"{base}: {one[0]}"] = one
-        for name in curves:
-            if name != base:
-                other = of_mal(mal, contestants[name], mals[name])
-                points[label := f"{name}: {other[0]}"] = other
-                pairs.append((own, label))
-    return points, pairs
-
-
-class Timed(NamedTuple):
-    """Decodes of one prompt after its prefill: wall-clock seconds, tokens gained, target passes, verified nodes."""
-
-    seconds: float
-    tokens: int
-    steps: int
-    nodes: int
-
-
-def of_mal(mal: float, points: Sequence[Contestant], mals: Sequence[float]) -> Contestant:
-    """The setting of a curve at which its MAL is ``mal``, between its first two points around it; else an end.
-
-    Args:
-        points: of the curve, as it goes.
-        mals: theirs.
-    """
-    for one, other, low, high in zip(points, points[1:], mals, mals[1:], strict=False):
-        if low <= mal <= high:
-            return _between(one, other, (mal - low) / max(1e-9, high - low))
-    return points[0] if mal < min(mals) else points[-1]
-
-
-def _between(one: Contestant, other: Contestant, share: float) -> Contestant:
-    """A share of the way from one point to the next: in the budget, and in the logarithm of beta."""
-    (_, policy, few), (_, after, more) = one, other
-    nodes = round(few + share * (more - few))
-    if not isinstance(policy, ClassifierTree) or not isinstance(after, ClassifierTree):
-        return f"N={nodes}", policy, nodes
-    beta = policy.beta ** (1 - share) * after.beta**share
-    return f"beta={beta:.3g} N={nodes}", replace(policy, beta=beta), nodes
-
-
-def decoded(
-    target: HFModel,
-    drafter: str,
-    contestants: Mapping[str, Contestant],
-    prompts: Sequence[list[int]],
-    max_tokens: int,
-    repeats: int,
-) -> dict[str, list[Timed]]:
-    """Each contestant's greedy decodes of each prompt, summed over ``repeats``.
-
-    On every prompt all contestants decode one after the other, and who begins moves on by one from prompt to prompt.
-
-    Args:
-        drafter: a name for ``load_drafter``; each contestant has one of its own.
-        prompts: each with an answer of more than one token.
-    """
-    engines = {
-        name: Engine(target, Speculation(load_drafter(drafter, target, policy), nodes))
-        for name, (_, policy, nodes) in contestants.items()
-    }
-    for engine in engines.values():
-        engine.generate([prompts[0]], SamplingParams(max_tokens=_WARM))
-    found = {name: [Timed(0.0, 0, 0, 0)] * len(prompts) for name in engines}
-    names, params = list(engines), SamplingParams(max_tokens=max_tokens)
-    for turn in track(range(repeats * len(prompts)), "decoding in turns", transient=True):
-        at, first = turn % len(prompts), turn % len(names)
-        for name in (*names[first:], *names[:first]):
-            stats = engines[name].generate([prompts[at]], params)[0].stats
-            seconds = stats.seconds.total - stats.seconds.prefill
-            own = Timed(seconds, stats.tokens - 1, stats.steps, sum(stats.drafted))
-            found[name][at] = Timed(*(a + b for a, b in zip(found[name][at], own, strict=True)))  # type: ignore[arg-type]
-    return found
-
-
-def print_clock(found: Mapping[str, list[Timed]], pairs: Sequence[tuple[str, str]]) -> None:
-    """MAL, nodes and milliseconds a token; of each pair (base, other) the time of the other over that of the base."""
-    print(f"  {'by the clock':44}{'MAL':>8}{'gamma':>8}{'ms a token':>12}")
-    for name, times in found.items():
-        seconds, tokens, steps, nodes = (sum(column) for column in zip(*times, strict=True))
-        print(f"  {name:44}{tokens / steps:8.3f}{nodes / tokens:8.2f}{1e3 * seconds / tokens:12.2f}")
-    for base, other in pairs:
-        own, over = ([t.seconds / t.tokens for t in found[name]] for name in (other, base))
-        print(f"  time a token of {other} over {base}: {ratio(own, over).text('.3f')}", flush=True)
-
-
 class Calibration(NamedTuple):
     """Draft probability and acceptance, by entropy [E + 1] and rank [RANKS].
 
@@ -329,15 +217,11 @@ def _parsed(argv: Sequence[str] | None) -> tuple[argparse.Namespace, dict[str, C
     add_options(parser)
     parser.add_argument("--classifiers", default=DEFAULT, help="names or files, with commas")
     parser.add_argument("--beta-only", action="store_true", help="leave out scores' curves over the budget")
-    parser.add_argument("--clock", action="store_true", help="decode at equal MAL and compare time a token")
-    parser.add_argument("--repeats", type=int, default=3, help="decodes of each prompt by the clock")
     kinds = parser.add_mutually_exclusive_group()
     kinds.add_argument("--chains", action="store_true", help="chains instead of trees")
     kinds.add_argument("--calibration", action="store_true", help="the draft's probabilities instead of policies")
     parser.add_argument("--plot", type=Path, help="draw the curves, or the calibration, of all prompts (.svg)")
     args = parser.parse_args(argv)
-    if args.repeats < 1 or (args.clock and args.calibration):
-        parser.error("use --repeats of at least 1, and --clock without --calibration")
     if args.plot and not (args.plot.suffix == ".svg" and args.plot.parent.is_dir()):
         parser.error(f"--plot {args.plot}: name a .svg file in a folder that exists")
     if args.plot:
@@ -367,10 +251,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     if len(parts) > 1:
         print(f"all: {len(found.texts)} prompts")
         report(curves, base, labels)
-    if args.clock:
-        points, pairs = equal_mal(contestants, curves, base, labels)
-        prompts = [known.prompt for known in found.texts]
-        print_clock(decoded(found.target, args.drafter, points, prompts, args.max_tokens, args.repeats), pairs)
     if args.plot:
         plot_curves(curves, args.plot)
 

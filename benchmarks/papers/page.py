@@ -17,13 +17,11 @@ from .sections import SPEEDS, Chapter, Runs, about, document, made_of, of, shown
 TEXTS = {"who": "all kinds (Spec-Bench)", "who-humaneval": "code (HumanEval)", "who-gsm8k": "sums (GSM8K)"}
 TEXTS["who-edits"] = "edits of a given text"
 WHO = tuple(f"{name}-{models}" for models in (SMOLLM2, CODER) for name in TEXTS)
-UNIVERSAL = {f"universal{text}-{CODER}": TEXTS[f"who{text}"] for text in ("", "-gsm8k", "-humaneval")}
-"""Run without a head -> its text."""
 PAYING = {models: (f"small-{models}", f"small-gsm8k-{models}") for models in (SMOLLM2, CODER)}
 RIVALS = (("opt-tree", "eagle2"), ("opt-tree", "sequoia"), ("opt-tree", "dynamic-width"), ("c2t", "eagle2"))
 """Methods whose speeds are compared with one another."""
 OTHERS = ("schemes-smollm2", "drafters-smollm2")
-RUNS = (*WHO, *UNIVERSAL, *itertools.chain(*PAYING.values()), *OTHERS)
+RUNS = (*WHO, *itertools.chain(*PAYING.values()), *OTHERS)
 OPENING = (
     "This page has the speed of draftree's default on two models and four kinds of text, beside AR decoding and the "
     "papers' methods. It also has the verdict on each paper's claim, and one run of every verification scheme and kind "
@@ -72,24 +70,6 @@ def who(runs: Runs) -> list[str]:
         markdown(header, rates),
         sources(found),
     ]
-
-
-def universal(runs: Runs) -> list[str]:
-    """What a model of another vocabulary gains where there is no head."""
-    rows = list[list[str]]()
-    for run in of(runs, tuple(UNIVERSAL)):
-        for entry in run.of(lambda e: e.drafter is not None):
-            f = run.table[entry.label][ALL]
-            cells = (number(f.mal), ratio_text(f.speedup_decode), ratio_text(f.speedup))
-            rows.append([f"{UNIVERSAL[run.path.name]}, {run.prompts} prompts", f"`{entry.drafter}`", *cells])
-    if not rows:
-        return []
-    text = (
-        "The coder without its head, by method `auto`: what a user's own model gains from repetitions (`lookup`), and "
-        "from SmolLM2, which has [another vocabulary](how-it-works/drafters.md#a-model-of-another-vocabulary)."
-    )
-    header = ["text", "drafter", "MAL", "over AR", "with the prompt"]
-    return ["## Without a head", text, markdown(header, rows), sources(of(runs, tuple(UNIVERSAL)))]
 
 
 def paying(runs: Runs) -> list[str]:
@@ -145,8 +125,9 @@ def _no_difference(run: LoadedRun) -> str:
 
 
 ELSEWHERE = (
-    "[Other systems](systems.md), [an NVIDIA H100](scale.md#gpus) and [the server beside "
-    "llama.cpp's](measurements.md#the-server) are measured elsewhere."
+    "[Models without a head](how-it-works/drafters.md#a-model-of-another-vocabulary), [other systems](systems.md), "
+    "[an NVIDIA H100](scale.md#gpus) and [the server beside llama.cpp's](measurements.md#the-server) are measured "
+    "elsewhere."
 )
 
 
@@ -181,7 +162,6 @@ def page(chapters: Iterable[tuple[Chapter, str | None]], runs: Runs) -> str:
         *about(own),
         *who(runs),
         ELSEWHERE,
-        *universal(runs),
         *verdicts(chapters),
         *paying(runs),
         *every(runs),

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from draftree.config import MAX_NODES
-from draftree.models.model_files import DEFAULT_MODEL
 
 SMOLLM2, CODER = "smollm2", "coder"
 """SmolLM2-135M-Instruct with its head; Qwen2.5-Coder-1.5B-Instruct with the 0.5B."""
@@ -113,8 +112,6 @@ SCHEMES = (
 )
 DRAFTERS = "lookup,head,lookup+head,lookup>head"
 """Kinds of drafters."""
-UNIVERSAL = f"lookup,lookup+{DEFAULT_MODEL}"
-"""What drafts where there is no head."""
 EDITS = "edits"
 """The suite that ``benchmarks.edits`` writes."""
 PROGRAMS = "programs"
@@ -172,9 +169,6 @@ RUNS: Sequence[PlannedRun] = (
     *_both("who-humaneval", "humaneval", WHO, (10, 96, 1), (10, 96, 3), drafters="auto"),
     *_both("who-gsm8k", "gsm8k", WHO, (10, 96, 1), (10, 96, 3), drafters="auto"),
     *_both("who-edits", EDITS, WHO, (12, 150, 1), (12, 150, 4), drafters="auto", options=FIRST),
-    PlannedRun("universal-coder", CODER, "spec-bench", 39, 80, "auto", 6, UNIVERSAL, options=FIRST),
-    PlannedRun("universal-gsm8k-coder", CODER, "gsm8k", 20, 96, "auto", 4, UNIVERSAL),
-    PlannedRun("universal-humaneval-coder", CODER, "humaneval", 20, 96, "auto", 4, UNIVERSAL),
     *_both("small", "spec-bench", PAYING, (40, 80, 4), (40, 80, 32), options=FIRST),
     *_both("small-gsm8k", "gsm8k", PAYING, (40, 80, 4), (40, 80, 32)),
     PlannedRun("widths-smollm2", SMOLLM2, "mbpp", 45, 64, DYNAMIC, 9, temperature="0.4", options=PLAIN),

@@ -1,4 +1,4 @@
-"""C2T's figures: calibration, curves of nodes over MAL, and time at equal MAL."""
+"""C2T's figures: calibration, and curves of nodes over MAL."""
 
 from __future__ import annotations
 
@@ -9,23 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.c2t import (
-    Contestant,
-    Timed,
-    calibration,
-    decoded,
-    equal_mal,
-    joint,
-    main,
-    of_mal,
-    print_clock,
-    report,
-)
+from benchmarks.c2t import calibration, main, report
 from benchmarks.curves import Point, over_at_equal_mal, taken_at
 from benchmarks.recorded import KnownText, record
 from draftree.errors import DraftreeWarning
-from draftree.papers.c2t import ClassifierTree
-from draftree.policies.best_paths import Eagle2Tree
 
 from ..pairs import source, target
 from ..tiny import save_tiny
@@ -81,56 +68,6 @@ def test_each_distribution_on_the_text_is_counted_once() -> None:
         (found.counts > 0).sum()
     )  # the target drafts itself
     assert float(found.accepted[:, 1:].sum()) == 0
-
-
-def tree(beta: float, nodes: int) -> Contestant:
-    return f"beta={beta:g}", ClassifierTree(joint, beta), nodes
-
-
-def test_a_setting_of_equal_mal_lies_between_two_points_of_a_curve() -> None:
-    betas = [tree(0.4, 64), tree(0.1, 64), tree(0.025, 64)]
-    _, policy, nodes = of_mal(2.5, betas, [1.0, 2.0, 3.0])
-    assert isinstance(policy, ClassifierTree)
-    assert policy.beta == pytest.approx(0.05)
-    assert nodes == 64
-    sizes: list[Contestant] = [(f"N={n}", Eagle2Tree(10, 10), n) for n in (4, 8)]
-    assert of_mal(1.5, sizes, [1.0, 2.0]) == ("N=6", Eagle2Tree(10, 10), 6)
-    assert of_mal(0.5, betas, [1.0, 2.0, 3.0]) == betas[0]
-    assert of_mal(9.0, betas, [1.0, 2.0, 3.0]) == betas[-1]
-
-
-def test_the_bases_points_are_paired_with_settings_of_the_same_mal() -> None:
-    def of(mal: float) -> Point:
-        return Point("", *(torch.tensor([x, x]).double() for x in (5.0, 1.0, mal)))
-
-    sizes: list[Contestant] = [(f"N={n}", Eagle2Tree(10, 10), n) for n in (4, 8)]
-    contestants = {"eagle2, N": sizes, "joint, beta": [tree(0.4, 64), tree(0.1, 64)]}
-    curves = {
-        "eagle2, N": [of(1.0)._replace(label="N=4"), of(2.5)._replace(label="N=8")],
-        "joint, beta": [of(2.0), of(3.0)],
-    }
-    points, pairs = equal_mal(contestants, curves, "eagle2, N", ["N=8"])
-    assert pairs == [("eagle2, N: N=8", "joint, beta: beta=0.2 N=64")]
-    assert [nodes for _, _, nodes in points.values()] == [8, 64]
-
-
-def test_contestants_decode_every_prompt_in_turns_and_times_are_compared_by_prompt(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    model, prompts = target(), [PROMPT, PROMPT[::-1]]
-    chosen: dict[str, Contestant] = {"eagle2": ("N=4", Eagle2Tree(2, 3), 4), "tree": tree(0.01, 3)}
-    found = decoded(model, "self", chosen, prompts, 12, repeats=2)
-    for name, own in found.items():
-        assert [t.tokens for t in own] == [2 * 11] * 2  # of two decodes, all but the token of the prefill
-        assert all(t.seconds > 0 and t.steps < t.tokens for t in own), name
-    assert max(t.nodes / t.steps for t in found["tree"]) <= 3
-    slow = [Timed(2.0, 10, 5, 20), Timed(4.0, 10, 5, 20)]
-    capsys.readouterr()
-    print_clock({"fast": [Timed(1.0, 10, 4, 12), Timed(2.0, 10, 4, 12)], "slow": slow}, [("fast", "slow")])
-    fast, other, over = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
-    assert fast == ["fast", "2.500", "1.20", "150.00"]
-    assert other == ["slow", "2.000", "2.00", "300.00"]
-    assert over[-3:] == ["2.000", "[2.000,", "2.000]"]
 
 
 @pytest.mark.parametrize("kind", ["--calibration", "--chains"])
