@@ -17,12 +17,18 @@ from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from torch import Tensor
 from transformers import (
+    AfmoeConfig,
+    AfmoeForCausalLM,
     BloomConfig,
     BloomForCausalLM,
     Cohere2Config,
     Cohere2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    Gemma4Config,
+    Gemma4ForCausalLM,
+    Gemma4ForConditionalGeneration,
+    Gemma4TextConfig,
     GemmaConfig,
     GemmaForCausalLM,
     GPT2Config,
@@ -83,6 +89,18 @@ _SIZES: dict[str, Any] = {
 _GROUPED: dict[str, Any] = {**_SIZES, "num_key_value_heads": 2}
 _SLIDES: dict[str, Any] = {**_GROUPED, "sliding_window": WINDOW}
 _ALTERNATES: dict[str, Any] = {**_SLIDES, "layer_types": ["sliding_attention", "full_attention"]}
+_GLOBAL: dict[str, Any] = {"head_dim": 8, "global_head_dim": 16, "num_global_key_value_heads": 1}
+"""Heads of Gemma 4, whose layers without a window have other ones."""
+_VISION: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "head_dim": 8,
+    "position_embedding_size": 16,
+}
+_PLACES: dict[str, Any] = dict.fromkeys(("image_token_id", "video_token_id", "audio_token_id"), VOCAB)
 _ROPE: dict[str, Any] = {"rope_type": "default", "rope_theta": 10000.0}
 
 
@@ -116,8 +134,36 @@ _BUILDERS: dict[str, Callable[[], PreTrainedModel]] = {
     "phi3_window": lambda: Phi3ForCausalLM(Phi3Config(**_SLIDES)),
     "qwen2_window": lambda: Qwen2ForCausalLM(Qwen2Config(**_SLIDES, use_sliding_window=True, max_window_layers=1)),
     "gemma3_window": lambda: Gemma3ForCausalLM(Gemma3TextConfig(**_ALTERNATES, head_dim=8)),
+    "gemma4_window": lambda: Gemma4ForCausalLM(
+        Gemma4TextConfig(**_ALTERNATES, **_GLOBAL, hidden_size_per_layer_input=0)
+    ),
+    "gemma4_shared_window": lambda: Gemma4ForCausalLM(
+        Gemma4TextConfig(
+            **{**_ALTERNATES, **_GLOBAL, "num_hidden_layers": 4, "layer_types": 2 * _ALTERNATES["layer_types"]},
+            num_kv_shared_layers=2,
+            hidden_size_per_layer_input=8,
+            vocab_size_per_layer_input=VOCAB,
+        )
+    ),
+    "gemma4_images_window": lambda: Gemma4ForConditionalGeneration(
+        Gemma4Config(
+            text_config=Gemma4TextConfig(**_ALTERNATES | _GLOBAL | {"pad_token_id": 0}, hidden_size_per_layer_input=0),
+            vision_config=_VISION,
+            **_PLACES,
+        )
+    ),
     "gpt_oss_window": lambda: GptOssForCausalLM(
         GptOssConfig(**_ALTERNATES, head_dim=8, num_local_experts=4, num_experts_per_tok=2, rope_parameters=_ROPE)
+    ),
+    "afmoe_window": lambda: AfmoeForCausalLM(
+        AfmoeConfig(
+            **_ALTERNATES,
+            head_dim=8,
+            num_dense_layers=1,
+            num_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=32,
+        )
     ),
     "cohere2_window": lambda: Cohere2ForCausalLM(Cohere2Config(**_ALTERNATES, logit_scale=1.0)),
     "bloom": lambda: BloomForCausalLM(BloomConfig(**_IDS, hidden_size=32, n_layer=2, n_head=4)),
@@ -149,7 +195,10 @@ _BUILDERS: dict[str, Callable[[], PreTrainedModel]] = {
 
 FAMILIES = ("llama", "llama_mha", "qwen2", "gpt2", "opt", "gpt_neox", "mistral", "gemma")
 """Families that take draft trees."""
-WINDOWED = ("mistral_window", "phi3_window", "qwen2_window", "gemma3_window", "gpt_oss_window", "cohere2_window")
+WINDOWED = (
+    *("mistral_window", "phi3_window", "qwen2_window", "gemma3_window", "gemma4_window", "gemma4_shared_window"),
+    *("gemma4_images_window", "gpt_oss_window", "afmoe_window", "cohere2_window"),
+)
 """Families of which all layers (the first two), or every other one, attend to ``WINDOW`` tokens."""
 
 

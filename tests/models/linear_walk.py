@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from random import Random
+from typing import Any
 
 import numpy as np
 
-from draftree.models.base import LanguageModel, Nodes, Row, prefill
+from draftree.models.base import Nodes, Row, prefill
+from draftree.models.linear_rows import LinearRows
 from draftree.tree import ROOT, Floats
 
 ACTS = ("open", "extend", "extend", "extend", "commit", "prune", "fork", "close")
 
 
 def walk(
-    model: LanguageModel,
+    model: LinearRows[Any],
     reference: Callable[[Sequence[int]], Floats],
     *,
     steps: int,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from functools import wraps
 from pathlib import Path
-from random import Random
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -11,17 +12,18 @@ import pytest
 from draftree import Engine, SamplingParams, SpeculationParams, load
 from draftree.engine.scheduler import SchedulerParams
 from draftree.errors import CacheError, DraftreeWarning, NoTreesError, UnsupportedModelError
-from draftree.models.base import LanguageModel, Nodes, Row, prefill
-from draftree.models.huggingface import inspection
+from draftree.models.base import LanguageModel, Nodes, prefill
+from draftree.models.huggingface import attention, inspection
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.models.huggingface.linear_hf_model import LinearHFModel
 from draftree.models.measuring import Grid, measure
 from draftree.models.prefixes import WORTHWHILE, PrefixCache
 from draftree.scores import Scores
-from draftree.tree import ROOT, Floats
+from draftree.tree import ROOT
 
 from ..references import generate_greedily
 from ..tiny import causal_logits, save_tiny, tiny
+from .linear_walk import walk
 
 WHY = {
     "qwen3_5": "recurrent state",
@@ -71,47 +73,15 @@ def test_sampled_texts_are_those_of_each_request_alone_whatever_is_to_draft(kind
 
 @every
 def test_whatever_rows_do_logits_are_those_of_their_texts(kind: str) -> None:
-    """Tokens that are dropped, forks at any length, closes, and tokens of which nothing is wanted."""
-    model, stock, rng, checked = linear(kind), tiny(kind), Random(5), 0
-    rows = list[tuple[Row, list[int], list[int]]]()  # with what is committed, and what waits
-
-    def text(length: int) -> list[int]:
-        return [rng.randrange(model.capabilities.vocab_size) for _ in range(length)]
-
-    for _ in range(60):
-        act = rng.choice(["open", "extend", "extend", "extend", "commit", "prune", "fork", "close"])
-        if act == "open" and len(rows) < 4:
-            ids = text(rng.randint(1, 20))
-            rows.append((prefill(model, ids), ids, []))
-        elif rows and act == "extend":
-            chosen, nodes, wanted = rng.sample(rows, rng.randint(1, len(rows))), list[Nodes](), rng.randint(0, 1)
-            for row, _, waiting in chosen:
-                new, last = text(rng.randint(1, 4)), len(row.parents) + ROOT
-                nodes.append(Nodes(new, [*range(last, last + len(new))], wanted))
-                waiting += new
-            scores = model.extend([row for row, *_ in chosen], nodes)
-            logits = [*scores.logits(range(len(chosen)))] if wanted else list[Floats]()
-            for (_, ids, waiting), found in zip(chosen, logits, strict=False):
-                assert np.abs(found - causal_logits(stock, ids + waiting)[-1].numpy()).max() < ROUNDING
-                checked += 1
-        elif rows and act in ("commit", "prune"):
-            row, ids, waiting = rng.choice(rows)
-            keep = rng.randint(0, len(waiting))
-            trunk = keep if act == "commit" else rng.randint(0, keep)
-            model.commit(row, range(keep)) if act == "commit" else model.prune(row, range(keep), trunk)
-            ids += waiting[:trunk]
-            waiting[:] = waiting[trunk:keep]
-            assert (row.length, len(row.parents)) == (len(ids), len(waiting))
-        elif rows and act == "fork" and len(rows) < 5:
-            row, ids, _ = rng.choice(rows)
-            length = rng.choice([row.length, rng.randint(0, row.length)])
-            rows.append((model.fork(row, length), ids[:length], []))
-        elif rows and act == "close":
-            model.close(rows.pop(rng.randrange(len(rows)))[0])
+    stock = tiny(kind)
+    checked = walk(
+        linear(kind),
+        lambda ids: causal_logits(stock, ids)[-1].numpy(),
+        steps=60,
+        prompts=(1, 20),
+        rounding=ROUNDING,
+    )
     assert checked > 10
-    for row, *_ in rows:
-        model.close(row)
-    assert model.rows == 0
 
 
 def test_trees_are_refused_and_change_nothing() -> None:
@@ -183,16 +153,31 @@ def test_a_folder_is_loaded_and_decodes(kind: str, tmp_path: Path) -> None:
     assert found.token_ids
 
 
+@pytest.mark.parametrize(("where", "name"), [(inspection, "self_test"), (attention, "grouped_sdpa")])
 def test_a_model_that_fails_the_self_test_is_loaded_without_trees(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    where: ModuleType, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(model: HFModel) -> None:
+    """Of itself, or since the attention that it is given does not suit it: then it has its own again."""
+
+    def fail(*given: object, **options: object) -> None:
         raise IndexError("no such slot")
 
     folder = str(save_tiny(tmp_path / "llama"))
-    monkeypatch.setattr(inspection, "self_test", fail)
+    monkeypatch.setattr(where, name, fail)
     model = load(folder)
     assert isinstance(model, LinearHFModel) and "IndexError: no such slot" in model.capabilities.no_trees
     params = SamplingParams(max_tokens=12, ignore_eos=True)
     (found,) = Engine(model, SpeculationParams(drafter="none")).generate([[5, 6, 7]], params)
     assert found.token_ids == generate_greedily(tiny(), [5, 6, 7], 12)
+
+
+def test_a_model_whose_own_code_fails_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny("mamba2")
+
+    @wraps(type(model).forward)
+    def fail(*given: object, **options: object) -> None:
+        raise KeyError("no such kernel")
+
+    monkeypatch.setattr(type(model), "forward", fail)
+    with pytest.raises(UnsupportedModelError, match="KeyError"):
+        LinearHFModel(model, None, "mamba2", "it cannot")

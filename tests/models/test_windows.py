@@ -190,10 +190,10 @@ def test_another_window_has_other_logits(
 def test_the_self_test_goes_beyond_the_window(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(masks, "within", _by_slots)
     model = tiny(kind)
-    model.config.sliding_window = MAX_LENGTH
+    model.config.get_text_config().sliding_window = MAX_LENGTH
     with pytest.raises(UnsupportedModelError, match="self-test"):
         HFModel(model)
-    assert model.config.sliding_window == MAX_LENGTH
+    assert model.config.get_text_config().sliding_window == MAX_LENGTH
 
 
 @every
@@ -231,5 +231,5 @@ def test_the_stock_model_keeps_its_window(kind: str) -> None:
     model, text = tiny(kind), random_ids(Random(3), LONG)
     before = causal_logits(model, text)
     HFModel(model)
-    assert model.config.sliding_window == WINDOW
+    assert model.config.get_text_config().sliding_window == WINDOW
     torch.testing.assert_close(causal_logits(model, text), before, atol=1e-5, rtol=0)

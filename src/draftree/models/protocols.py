@@ -70,7 +70,7 @@ class FeatureModel(LanguageModel, Protocol):
 
     @property
     def layer_sizes(self) -> LayerSizes:
-        """Of its own layers."""
+        """Of its first layer."""
 
     def hidden_states(self, row: Row) -> Tensor:
         """[n, F] the tracked hidden states of a row's committed tokens, on the model's device."""

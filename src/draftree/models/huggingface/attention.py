@@ -30,10 +30,11 @@ from .pass_inputs import Placement
 
 NAME = "draftree_sdpa"
 EAGER = "draftree_eager"
+_OURS = {"sdpa": NAME, "eager": EAGER}
 
 Attention = Callable[..., tuple[Tensor, Tensor | None]]
 """transformers' interface: a layer, query [B, H, n, D], key and value [B, kv_heads, S, D], mask -> [B, n, H, D] and
-weights, or None."""
+weights, or None. Some layers give the mask by its name, ``attention_mask``."""
 
 _UNDER_WAY = local()
 
@@ -53,21 +54,22 @@ def by_rows(attention: Attention) -> Attention:
 
     @wraps(attention)
     def run(
-        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
     ) -> tuple[Tensor, Tensor | None]:
         at: Placement | None = getattr(_UNDER_WAY, "placement", None)
         if at is None or at.count == 1:
-            return attention(module, query, key, value, mask, **options)
-        lines, _ = attention(module, padded(query, at.count, at.sources), key, value, mask, **options)
+            return attention(module, query, key, value, attention_mask, **options)
+        lines, _ = attention(module, padded(query, at.count, at.sources), key, value, attention_mask, **options)
         return packed(lines, at.index), None
 
     return run
 
 
 def grouped_sdpa(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, Tensor | None]:
     """An ``Attention``."""
+    mask = attention_mask
     special = options.get("dropout") or any(options.get(name) is not None for name in ("softcap", "position_bias"))
     if mask is None or mask.shape[1] > 1 or special:
         return sdpa_attention_forward(module, query, key, value, mask, **options)
@@ -151,12 +153,19 @@ def eager(module: nn.Module, *given: Any, **options: Any) -> tuple[Tensor, Tenso
 
 def take_over(model: PreTrainedModel) -> None:
     """Give a model that uses transformers' SDPA ``grouped_sdpa``, and let it or eager attention take packed rows."""
-    name = {"sdpa": NAME, "eager": EAGER}.get(model.config._attn_implementation)
+    name = _OURS.get(model.config._attn_implementation)
     if name and model._can_set_attn_implementation():
         AttentionInterface.register(NAME, by_rows(grouped_sdpa))
         AttentionMaskInterface.register(NAME, sdpa_mask)
         AttentionInterface.register(EAGER, by_rows(eager))
         AttentionMaskInterface.register(EAGER, eager_mask)
+        model.set_attn_implementation(name)
+
+
+def give_back(model: PreTrainedModel) -> None:
+    """Let a model attend as it did before ``take_over``."""
+    name = {ours: stock for stock, ours in _OURS.items()}.get(model.config._attn_implementation)
+    if name:
         model.set_attn_implementation(name)
 
 

@@ -271,8 +271,9 @@ def _check_parts(config: Any, name: str, parts: int) -> None:
         raise UnsupportedModelError(
             f"{name} ({config.model_type}) has no tensor-parallel plan in transformers: run it without torchrun"
         )
-    heads, shared, *_ = layer_sizes(config)
-    if shared % parts or heads % parts:
+    for heads, shared, *_ in layer_sizes(config):
+        if not (shared % parts or heads % parts):
+            continue
         even = [str(n) for n in range(2, shared + 1) if not shared % n and not heads % n]
         raise UnsupportedModelError(
             f"{name} has {heads} attention heads and {shared} of keys and values, which {parts} processes cannot share "

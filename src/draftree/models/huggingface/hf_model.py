@@ -23,7 +23,7 @@ from torch.nn.functional import embedding
 from transformers import PreTrainedModel
 
 from ...config import typed
-from ...errors import CacheError, NoTreesError, first_line
+from ...errors import CacheError, DraftreeError, NoTreesError, first_line
 from ...scores import LastScores, Scores
 from ...text.encoding import Tokenizer
 from ...text.harmony import last_tokens
@@ -134,9 +134,9 @@ class HFModel(LanguageModel):
                 with shared.lock, shared.windows.narrowed() if shared.windows else nullcontext():
                     inspection.self_test(self)
                     self._check_causal()
-            except (CacheError, torch.OutOfMemoryError):
+            except (DraftreeError, torch.OutOfMemoryError):
                 raise
-            except (RuntimeError, TypeError, IndexError, AttributeError) as error:
+            except inspection.FAILURES as error:
                 raised = f"{type(error).__name__}: {first_line(error)}"
                 why = f"{type(model).__name__} fails the tree self-test with {raised}"
                 raise NoTreesError(name, inspection.TREES, why, inspection.OWN) from error
@@ -205,7 +205,7 @@ class HFModel(LanguageModel):
 
     @property
     def layer_sizes(self) -> LayerSizes:
-        return inspection.layer_sizes(self.model.config.get_text_config(decoder=True))
+        return inspection.layer_sizes(self.model.config.get_text_config(decoder=True))[0]
 
     def hidden_states(self, row: Row) -> Tensor:
         return feature_row(row).last_features()

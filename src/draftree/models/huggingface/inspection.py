@@ -175,18 +175,23 @@ def _slot_bytes(config: Any, dtype: torch.dtype) -> int:
     """Bytes that one token takes in the cache; latent attention keeps one vector for all heads, and the rotated one."""
     if rank := getattr(config, "kv_lora_rank", None):
         return int(config.num_hidden_layers * (rank + config.qk_rope_head_dim)) * dtype.itemsize
-    sizes = layer_sizes(config)
-    return 2 * int(config.num_hidden_layers * sizes.key_heads * sizes.head_size) * dtype.itemsize
+    return 2 * sum(own.key_heads * own.head_size for own in layer_sizes(config)) * dtype.itemsize
 
 
-def layer_sizes(config: Any) -> LayerSizes:
-    """Sizes of a model's layers, as far as its config names them."""
-    heads, hidden = config.num_attention_heads, config.hidden_size
+def layer_sizes(config: Any) -> list[LayerSizes]:
+    """Sizes of each layer that keeps keys and values of its own, as far as a model's config names them."""
+    count = config.num_hidden_layers - (getattr(config, "num_kv_shared_layers", None) or 0)
+    layers = getattr(config, "per_layer_config", None)  # those of Gemma 4 differ
+    return [_sizes(config)] * count if layers is None else [_sizes(layers[number]) for number in range(count)]
+
+
+def _sizes(layer: Any) -> LayerSizes:
+    heads, hidden = layer.num_attention_heads, layer.hidden_size
     return LayerSizes(
         query_heads=heads,
-        key_heads=getattr(config, "num_key_value_heads", None) or heads,
-        head_size=getattr(config, "head_dim", None) or hidden // heads,
-        feed_forward=getattr(config, "intermediate_size", None) or 3 * hidden,
+        key_heads=getattr(layer, "num_key_value_heads", None) or heads,
+        head_size=getattr(layer, "head_dim", None) or hidden // heads,
+        feed_forward=getattr(layer, "intermediate_size", None) or 3 * hidden,
     )
 
 
@@ -201,6 +206,8 @@ def free_bytes(device: str) -> int:
     return int(torch.cuda.mem_get_info(device)[0]) if device.startswith("cuda") else free_memory()
 
 
+FAILURES = (RuntimeError, TypeError, ValueError, LookupError, AttributeError)
+"""What a model's code raises where it does not take what it is given."""
 TREES = "verify draft trees"
 OWN = "use transformers' own generate for it"
 
@@ -239,7 +246,7 @@ def refuse(model: PreTrainedModel, name: str) -> None:
 def _eos_ids(model: PreTrainedModel) -> frozenset[int]:
     given = getattr(model.generation_config, "eos_token_id", None)
     if given is None:
-        given = model.config.get_text_config(decoder=True).eos_token_id
+        given = getattr(model.config.get_text_config(decoder=True), "eos_token_id", None)
     ids = [] if given is None else given if isinstance(given, Sequence) else [given]
     if not all(isinstance(token, int) for token in ids):
         raise UnsupportedModelError(

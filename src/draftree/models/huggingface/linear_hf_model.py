@@ -25,7 +25,8 @@ from ...text.encoding import Tokenizer
 from ...tree import Floats
 from ..base import DRAFTED, PROMPT, Nodes, check_finite, difference
 from ..linear_rows import LinearRow, LinearRows
-from .inspection import describe, free_bytes, tolerance
+from . import attention
+from .inspection import FAILURES, describe, free_bytes, tolerance
 from .torch_scores import scores_of
 
 _CACHES = ("past_key_values", "cache_params")
@@ -56,7 +57,7 @@ class LinearHFModel(LinearRows[CachedRow]):
 
     Raises:
         ModelFileError: its logits are no numbers.
-        UnsupportedModelError: it gives no cache, or decodes another text with it.
+        UnsupportedModelError: it fails, gives no cache, or decodes another text with it.
     """
 
     def __init__(self, model: PreTrainedModel, tokenizer: Tokenizer | None, name: str, no_trees: str) -> None:
@@ -64,6 +65,7 @@ class LinearHFModel(LinearRows[CachedRow]):
         self._cache_name, self._selects = next(filter(takes.__contains__, _CACHES), ""), "logits_to_keep" in takes
         if not self._cache_name:
             raise UnsupportedModelError(f"{name} ({type(model).__name__}) has no cache: use transformers' own generate")
+        attention.give_back(model)
         self.model, self.tokenizer = model.eval(), tokenizer
         self.capabilities = describe(model, name, no_trees=no_trees)
         super().__init__(RLock())
@@ -81,7 +83,13 @@ class LinearHFModel(LinearRows[CachedRow]):
         can, why = self.capabilities, ""
         parts = [[token % can.vocab_size for token in part] for part in (PROMPT, DRAFTED)]
         ids = torch.tensor([[*parts[0], *parts[1]]], device=can.device)
-        whole = self.model(input_ids=ids, use_cache=False).logits[0].float().cpu().numpy()
+        try:
+            whole = self.model(input_ids=ids, use_cache=False).logits[0].float().cpu().numpy()
+        except FAILURES as error:
+            raise UnsupportedModelError(
+                f"{can.name} ({can.architecture}) fails with {type(error).__name__}: {first_line(error)}: use a model "
+                "that this version of transformers runs"
+            ) from error
         check_finite(can, whole)
         for self._by_parts in (True, False):
             row, apart, found, sizes = self._add([]), np.inf, list[Floats](), list[int]()
@@ -92,7 +100,7 @@ class LinearHFModel(LinearRows[CachedRow]):
                     sizes.append(_tensor_bytes(row.cache))
                 apart = difference(np.concatenate(found), whole)
                 why = f"logits differ by {apart:.2g} standard deviations from those of a pass without it"
-            except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
+            except FAILURES as error:
                 why = first_line(error)
             self.close(row)
             if apart <= tolerance(self.model.dtype):

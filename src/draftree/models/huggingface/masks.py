@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..base import DRAFTED, PROMPT, difference
-from .inspection import tolerance, whole_number
+from .inspection import FAILURES, tolerance, whole_number
 
 _SLIDING = "sliding_attention"
 _NARROW = 3
@@ -92,7 +92,7 @@ def find_windows(model: PreTrainedModel) -> Windows | None:
             own = model(input_ids=ids, use_cache=False).logits
             given = windows.masks(seen, model.dtype)
             ours = model(input_ids=ids, attention_mask=given, position_ids=positions[None], use_cache=False).logits
-    except (RuntimeError, TypeError, ValueError, LookupError, AttributeError):
+    except FAILURES:
         return None
     apart = difference(ours.float().cpu().numpy(), own.float().cpu().numpy())
     return windows if apart <= tolerance(model.dtype) else None
