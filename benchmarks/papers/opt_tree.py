@@ -282,9 +282,9 @@ def _found(runs: Runs) -> str | None:
     ]
     if not parts:
         return None
-    beaten = [more for run in of(runs, tuple(TABLES)) for more in _better(run)]
-    lost = f" Trees that accept more: {', '.join(beaten)}." if beaten else " No tree accepts more."
-    return f"OPT-Tree accepts these multiples of EAGLE's tree and of a binary one: {'; '.join(parts)}.{lost}"
+    beaten = [name for run in of(runs, tuple(TABLES)) for name in _better(run)]
+    more = f"Trees that accept more: {', '.join(beaten)}." if beaten else "No other tree is shown to accept more."
+    return f"OPT-Tree accepts these multiples of EAGLE's tree and of a binary one: {'; '.join(parts)}. {more}"
 
 
 CHAPTER = Chapter(
